@@ -1,0 +1,13 @@
+"""Fixtures that several test folders share."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real SmolLM2-135M-Instruct GGUF file, pulled on first use."""
+    from paceline.models import catalog
+
+    return catalog.resolve("smollm2-135m")
