@@ -1,0 +1,124 @@
+// Weights and activations in the layouts the kernels read, and the table of kernels an instruction set provides.
+// Nothing here may use std templates: the kernel files include it and are compiled for instructions that the running
+// machine may lack, and the linker would be free to keep their copy of a shared template.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int kPanel = 16;           // output channels per weight panel, one per vector lane
+constexpr int kGroup = 32;           // inputs that share a scale, in weights and activations
+constexpr int kBlockTokens = 32;     // tokens per KV block (executors/base.py: BLOCK_SIZE)
+constexpr int kPartition = 256;      // tokens per attention partition, aligned to absolute positions
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadGroup = 8;     // query heads per KV head
+
+// How a panel stores its weights. Codes are unsigned.
+//   symmetric: w = (u - zero) * d        affine: w = u * d + m
+enum class Form : uint8_t { kSymmetric4, kAffine4, kSymmetric8, kAffine8, kFloat };
+
+// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros).
+// Quantized panel: for each group of 32 inputs one record of
+//   codes: for each quad j of inputs, 16 lanes x 4 codes (64 bytes); with 4 bits, byte vector i of 64 holds quad i in the
+//          low and quad i + 4 in the high nibbles;
+//   d: 16 x fp16;  m: 16 x fp16 (affine only).
+// Float panel: for each input 16 x float32.
+struct Matrix {
+  Form form = Form::kFloat;
+  int zero = 0;
+  int n = 0;
+  int k = 0;
+  size_t record_bytes = 0;  // one group of a quantized panel
+  size_t panel_bytes = 0;
+  uint8_t* data = nullptr;  // owned by PackedMatrix
+
+  int panels() const { return (n + kPanel - 1) / kPanel; }
+  bool quantized() const { return form != Form::kFloat; }
+};
+
+// Activation rows, as int8 with a scale per group of 32, as float32, or both, as their readers want them.
+struct Rows {
+  int k = 0;
+  int8_t* q = nullptr;       // [rows, k]
+  float* scale = nullptr;    // [rows, k / 32]
+  float* sum = nullptr;      // [rows, k / 32], scale * (sum of the group's codes)
+  int32_t* code_sum = nullptr;  // [rows, k / 32]
+  float* f = nullptr;        // [rows, k]
+};
+
+// The KV cache of one layer. K is stored dimension-major so that one vector holds 16 tokens, V token-major so that one
+// vector holds 16 dimensions:  K [block, kv_head, head_dim, 32]   V [block, kv_head, 32, head_dim]
+struct KVLayer {
+  void* k = nullptr;
+  void* v = nullptr;
+  bool half = true;  // fp16, else float32
+  int kv_heads = 0;
+  int head_dim = 0;
+};
+
+// Consecutive query rows of one sequence that attend through one KV head.
+struct AttentionTile {
+  const float* q;        // first row's first query head of this KV head
+  ptrdiff_t q_stride;    // floats from row to row
+  int rows;
+  int heads;             // query heads of the KV head
+  int position;          // of the first row; row i sees positions 0 .. position + i
+  const int32_t* block_table;
+  int kv_head;
+  float scale;
+};
+
+constexpr int kTileQueries = 8;  // rows x heads of an AttentionTile
+
+struct Kernels {
+  const char* name;
+
+  // out[r, c] (+)= rows[first_row + r] . panels[first_panel .. last_panel), for r < num_rows and c counted from the
+  // first panel's first output. `scratch` holds kLinearScratch floats per row handed in, plus kUnpackBytes.
+  void (*linear)(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
+                 float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch);
+
+  // RMSNorm of one row of width x.k into row `row` of `out`.
+  void (*rms_norm)(const float* x, const float* weight, float eps, const Rows& out, int row);
+
+  // values[0 .. n) (n a multiple of 32) into columns column .. column + n of row `row`.
+  void (*store_row)(const float* values, int n, const Rows& out, int row, int column);
+
+  // out = silu(gate) * up, n a multiple of 16.
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+
+  // Rotates `heads` vectors of head_dim floats in place: pairs (i, i + dim/2), cos and sin of dim/2 floats.
+  void (*rope)(float* x, int heads, int head_dim, int dim, const float* cos, const float* sin);
+
+  // Writes one token's K and V of one head into slot `slot` of block `block`.
+  void (*store_kv)(const KVLayer& kv, int block, int kv_head, int slot, const float* k, const float* v);
+
+  // Attention of a tile; out[row, head * head_dim] with out_stride floats from row to row.
+  void (*attention)(const KVLayer& kv, const AttentionTile& tile, float* out, ptrdiff_t out_stride);
+
+  // Lowest index of the largest value; false when a value is NaN or infinite.
+  bool (*argmax)(const float* x, int n, int* index);
+
+  // out[i] = exp((x[i] - max) * inverse_temperature), n padded by the caller to a multiple of 16.
+  void (*exp_scaled)(const float* x, int n, float max, float inverse_temperature, float* out);
+
+  // Row n of the matrix as k floats.
+  void (*unpack_row)(const Matrix& w, int n, float* out);
+};
+
+// Bytes of scratch that `linear` needs for num_rows rows.
+constexpr int kUnpackGroups = 24;  // groups of 32 inputs unpacked at a time: two panels of codes stay in L1
+constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 2 * kPanel * sizeof(float));
+inline size_t linear_scratch_bytes(int num_rows) {
+  return kUnpackBytes + static_cast<size_t>(num_rows) * 2 * kPanel * sizeof(float);
+}
+
+extern const Kernels kBaselineKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace paceline

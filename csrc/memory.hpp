@@ -1,0 +1,72 @@
+// Large allocations: zeroed, aligned to cache lines, on huge pages where the kernel grants them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+
+namespace paceline {
+
+// An anonymous mapping. Pages are zero, and take memory only once they are written.
+class Mapping {
+ public:
+  Mapping() = default;
+  explicit Mapping(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    data_ = static_cast<uint8_t*>(p);
+  }
+  Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping() {
+    if (data_) munmap(data_, bytes_);
+  }
+
+  uint8_t* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Hands out pieces of large mappings, so that many small matrices share huge pages. Freed as a whole.
+class Arena {
+ public:
+  uint8_t* allocate(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (mappings_.empty() || used_ + bytes > mappings_.back().bytes()) {
+      mappings_.emplace_back(bytes > kChunk ? bytes : kChunk);
+      used_ = 0;
+    }
+    uint8_t* p = mappings_.back().data() + used_;
+    used_ += bytes;
+    allocated_ += bytes;
+    return p;
+  }
+  size_t allocated() const { return allocated_; }
+
+ private:
+  static constexpr size_t kChunk = size_t{64} << 20;
+  std::vector<Mapping> mappings_;
+  size_t used_ = 0;
+  size_t allocated_ = 0;
+};
+
+}  // namespace paceline

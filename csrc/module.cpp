@@ -1,0 +1,163 @@
+// The Python face: paceline._native.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "cpu.hpp"
+#include "model.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace paceline {
+
+namespace {
+
+template <typename T, int kDims = 1>
+using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+Span<T> span(nb::handle batch, const char* name) {
+  const auto array = nb::cast<Array<T>>(batch.attr(name));
+  return {array.data(), array.size()};
+}
+
+template <typename T>
+Span<T> span2(nb::handle batch, const char* name, size_t& width) {
+  const auto array = nb::cast<Array<T, 2>>(batch.attr(name));
+  width = array.shape(1);
+  return {array.data(), array.size()};
+}
+
+// The views stay valid while the Python Batch, which is never written, is alive: for the whole call.
+Batch view(nb::handle b) {
+  Batch v;
+  size_t pair = 0;
+  v.token_ids = span<int32_t>(b, "token_ids");
+  v.positions = span<int32_t>(b, "positions");
+  v.query_start = span<int32_t>(b, "query_start");
+  v.context_len = span<int32_t>(b, "context_len");
+  v.block_tables = span2<int32_t>(b, "block_tables", v.blocks_per_table);
+  if (v.block_tables.size != v.context_len.size * v.blocks_per_table)
+    throw std::invalid_argument("batch: block_tables and context_len differ in length");
+  v.adapter = span<int32_t>(b, "adapter");
+  v.block_copies = span2<int32_t>(b, "block_copies", pair);
+  if (!v.block_copies.empty() && pair != 2) throw std::invalid_argument("batch: block_copies must be pairs");
+  v.logits_rows = span<int32_t>(b, "logits_rows");
+  v.target_ids = span<int32_t>(b, "target_ids");
+  v.seed = span<uint64_t>(b, "seed");
+  v.draw_position = span<int64_t>(b, "draw_position");
+  v.temperature = span<float>(b, "temperature");
+  v.top_p = span<float>(b, "top_p");
+  v.min_p = span<float>(b, "min_p");
+  v.repetition = span<float>(b, "repetition");
+  v.presence = span<float>(b, "presence");
+  v.frequency = span<float>(b, "frequency");
+  v.top_k = span<int32_t>(b, "top_k");
+  v.num_logprobs = span<int32_t>(b, "num_logprobs");
+  v.seen_start = span<int32_t>(b, "seen_start");
+  v.seen_ids = span<int32_t>(b, "seen_ids");
+  v.seen_output_count = span<int32_t>(b, "seen_output_count");
+  v.bias_start = span<int32_t>(b, "bias_start");
+  v.bias_ids = span<int32_t>(b, "bias_ids");
+  v.bias = span<float>(b, "bias");
+  v.mask_row = span<int32_t>(b, "mask_row");
+  v.masks = span2<uint32_t>(b, "masks", v.words_per_mask);
+  return v;
+}
+
+// Hands a vector's memory to numpy.
+template <typename T>
+nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner));
+}
+
+nb::tuple step(Model& model, nb::handle batch) {
+  const Batch b = view(batch);
+  StepResult r;
+  {
+    nb::gil_scoped_release release;
+    r = model.step(b);
+  }
+  const size_t rows = r.token_ids.size(), reported = r.logprobs.empty() ? 0 : rows, logprobs = r.logprobs.size();
+  return nb::make_tuple(to_numpy(std::move(r.token_ids), {rows}), to_numpy(std::move(r.status), {rows}),
+                        to_numpy(std::move(r.logprobs), {logprobs}), to_numpy(std::move(r.top_ids), {reported, r.top}),
+                        to_numpy(std::move(r.top_logprobs), {reported, r.top}));
+}
+
+nb::object logits(Model& model, nb::handle batch) {
+  const Batch b = view(batch);
+  std::vector<float> values;
+  {
+    nb::gil_scoped_release release;
+    values = model.logits(b);
+  }
+  const size_t rows = b.logits_rows.size;
+  return to_numpy(std::move(values), {rows, rows ? values.size() / rows : 0});
+}
+
+}  // namespace
+
+}  // namespace paceline
+
+NB_MODULE(_native, m) {
+  using namespace paceline;
+  m.doc() = "Paceline's kernels and native forward pass; see csrc/";
+
+  nb::enum_<MatrixRole>(m, "MatrixRole")
+      .value("EMBEDDING", MatrixRole::kEmbedding)
+      .value("HEAD", MatrixRole::kHead)
+      .value("QUERY", MatrixRole::kQuery)
+      .value("KEY", MatrixRole::kKey)
+      .value("VALUE", MatrixRole::kValue)
+      .value("ATTENTION_OUTPUT", MatrixRole::kAttentionOutput)
+      .value("GATE", MatrixRole::kGate)
+      .value("UP", MatrixRole::kUp)
+      .value("DOWN", MatrixRole::kDown);
+  nb::enum_<NormRole>(m, "NormRole")
+      .value("ATTENTION", NormRole::kAttention)
+      .value("FEED_FORWARD", NormRole::kFeedForward)
+      .value("FINAL", NormRole::kFinal);
+
+  m.def("isa", [](const std::string& wanted) { return std::string(choose_kernels(wanted).name); }, "wanted"_a = "",
+        "The instruction set that kernels are compiled for on this machine, or a check of the one wanted.");
+
+  nb::class_<Model>(m, "Model")
+      .def(
+          "__init__",
+          [](Model* self, int vocab_size, int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate,
+             int max_positions, int rope_dim, double rope_theta, float norm_eps, bool tied_embeddings, int num_blocks,
+             bool half_kv, int max_tokens, int threads, const std::string& isa) {
+            const ModelConfig config{vocab_size, hidden,   layers,    heads,           kv_heads,   head_dim,
+                                     intermediate, max_positions, rope_dim, rope_theta, norm_eps, tied_embeddings,
+                                     num_blocks, half_kv,  max_tokens, threads};
+            new (self) Model(config, choose_kernels(isa));
+          },
+          nb::kw_only(), "vocab_size"_a, "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a,
+          "max_positions"_a, "rope_dim"_a, "rope_theta"_a, "norm_eps"_a, "tied_embeddings"_a, "num_blocks"_a,
+          "half_kv"_a, "max_tokens"_a, "threads"_a, "isa"_a = "")
+      .def(
+          "set_matrix",
+          [](Model& self, MatrixRole role, int layer, int type, int n, int k, Array<uint8_t> stored) {
+            nb::gil_scoped_release release;
+            self.set_matrix(role, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
+          },
+          "role"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
+      .def(
+          "set_norm",
+          [](Model& self, NormRole role, int layer, Array<float> weight) {
+            self.set_norm(role, layer, weight.data(), weight.size());
+          },
+          "role"_a, "layer"_a, "weight"_a)
+      .def("finish_loading", &Model::finish_loading)
+      .def("step", &step, "batch"_a,
+           "Runs a Batch (executors/base.py); returns token_ids, status, logprobs, top_ids, top_logprobs.")
+      .def("logits", &logits, "batch"_a, "Runs a Batch and returns its rows' raw logits, float32 [R, V].")
+      .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().name); })
+      .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("bytes_per_block", &Model::bytes_per_block);
+}

@@ -1,0 +1,244 @@
+// Sixteen float lanes, and sixteen int32 lanes that sum products of unsigned weight codes with signed activations, on
+// whichever instruction set this file is compiled for. Included inside a namespace of that instruction set's own.
+//
+// Every operation is lane by lane with the same rounding whatever surrounds it, and reductions are fixed trees, so that
+// kernels built on it give the same bits for any tile shape (DESIGN: determinism rules c to e).
+
+#if defined(__AVX512VNNI__)
+
+struct F32 { __m512 v; };
+struct I32 { __m512i v; };
+struct Codes { __m512i v; };  // 16 lanes x 4 unsigned codes
+
+inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+inline F32 splat(float x) { return {_mm512_set1_ps(x)}; }
+inline F32 zero() { return {_mm512_setzero_ps()}; }
+inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+// a where x >= y, else b
+inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_GE_OQ), b.v, a.v)};
+}
+// lanes < n from a, the rest from b
+inline F32 select_first(int n, F32 a, F32 b) {
+  const int count = n < 0 ? 0 : n > 16 ? 16 : n;
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>((1u << count) - 1), b.v, a.v)};
+}
+inline F32 load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_half(uint16_t* p, F32 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+// a * 2^n for integral n in [-126, 127]
+inline F32 scale_by_power(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline F32 to_float(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_codes(uint8_t* p, Codes c) { _mm512_store_si512(p, c.v); }
+inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
+  const __m512i mask = _mm512_set1_epi8(15), v = _mm512_loadu_si512(p);
+  low.v = _mm512_and_si512(v, mask);
+  high.v = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
+}
+// acc + sum of four products with the activation quad at x. GCC does not fold the broadcast into the instruction by
+// itself, hence the asm.
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, const int8_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(u.v), "m"(*reinterpret_cast<const int32_t*>(x)));
+  return acc;
+}
+struct Quad { __m512i v; };  // one activation quad in every lane
+inline Quad load_quad(const int8_t* x) { return {_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, Quad x) { return {_mm512_dpbusd_epi32(acc.v, u.v, x.v)}; }
+inline void store_int8(int8_t* p, F32 integral) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integral.v))); }
+
+#elif defined(__AVX2__)
+
+struct F32 { __m256 a, b; };
+struct I32 { __m256i a, b; };
+struct Codes { __m256i a, b; };
+
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F32 splat(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
+inline F32 zero() { return splat(0.0f); }
+inline F32 add(F32 x, F32 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F32 sub(F32 x, F32 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F32 mul(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F32 div(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F32 abs(F32 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline F32 select_ge(F32 x, F32 y, F32 p, F32 q) {
+  return {_mm256_blendv_ps(q.a, p.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)),
+          _mm256_blendv_ps(q.b, p.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
+}
+inline F32 select_first(int n, F32 p, F32 q) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes));
+  const __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lanes));
+  return {_mm256_blendv_ps(q.a, p.a, low), _mm256_blendv_ps(q.b, p.b, high)};
+}
+inline F32 load_half(const uint16_t* p) {
+  const __m128i* h = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+inline void store_half(uint16_t* p, F32 x) {
+  __m128i* h = reinterpret_cast<__m128i*>(p);
+  _mm_storeu_si128(h, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(h + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m256 scale_by_power(__m256 x, __m256 n) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+}
+inline F32 scale_by_power(F32 x, F32 n) { return {scale_by_power(x.a, n.a), scale_by_power(x.b, n.b)}; }
+inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I32 splat_int(int32_t x) { const __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+inline Codes load_codes(const uint8_t* p) {
+  const __m256i* v = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+inline void store_codes(uint8_t* p, Codes c) {
+  __m256i* v = reinterpret_cast<__m256i*>(p);
+  _mm256_store_si256(v, c.a);
+  _mm256_store_si256(v + 1, c.b);
+}
+inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  const Codes v = load_codes(p);
+  low = {_mm256_and_si256(v.a, mask), _mm256_and_si256(v.b, mask)};
+  high = {_mm256_and_si256(_mm256_srli_epi16(v.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(v.b, 4), mask)};
+}
+struct Quad { __m256i v; };
+inline Quad load_quad(const int8_t* x) { return {_mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
+// vpmaddubsw saturates at 16 bits, which two products of codes above 128 can reach: 8-bit codes go through as nibbles,
+// 16 * (high . x) + low . x, each far below the limit.
+inline __m256i dot_small(__m256i acc, __m256i u, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1)));
+}
+template <bool kEightBit>
+inline __m256i dot_half(__m256i acc, __m256i u, __m256i x) {
+  if constexpr (!kEightBit) return dot_small(acc, u, x);
+  const __m256i mask = _mm256_set1_epi8(15);
+  const __m256i high = dot_small(_mm256_setzero_si256(), _mm256_and_si256(_mm256_srli_epi16(u, 4), mask), x);
+  return dot_small(_mm256_add_epi32(acc, _mm256_slli_epi32(high, 4)), _mm256_and_si256(u, mask), x);
+}
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, Quad x) {
+  return {dot_half<kEightBit>(acc.a, u.a, x.v), dot_half<kEightBit>(acc.b, u.b, x.v)};
+}
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kEightBit>(acc, u, load_quad(x)); }
+inline void store_int8(int8_t* p, F32 integral) {
+  const __m256i words = _mm256_permute4x64_epi64(
+      _mm256_packs_epi32(_mm256_cvtps_epi32(integral.a), _mm256_cvtps_epi32(integral.b)), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+#else  // portable: plain loops that any compiler turns into whatever vectors there are
+
+struct F32 { float v[16]; };
+struct I32 { int32_t v[16]; };
+struct Codes { uint8_t v[64]; };
+
+#define PACELINE_LANES(result, expression) \
+  result r;                                \
+  for (int i = 0; i < 16; ++i) r.v[i] = (expression); \
+  return r
+
+inline F32 load(const float* p) { PACELINE_LANES(F32, p[i]); }
+inline void store(float* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = a.v[i]; }
+inline F32 splat(float x) { PACELINE_LANES(F32, x); }
+inline F32 zero() { return splat(0.0f); }
+inline F32 add(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] + b.v[i]); }
+inline F32 sub(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] - b.v[i]); }
+inline F32 mul(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] * b.v[i]); }
+inline F32 div(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] / b.v[i]); }
+inline F32 fma(F32 a, F32 b, F32 c) { PACELINE_LANES(F32, a.v[i] * b.v[i] + c.v[i]); }
+inline F32 max(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32 abs(F32 a) { PACELINE_LANES(F32, __builtin_fabsf(a.v[i])); }
+inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) { PACELINE_LANES(F32, x.v[i] >= y.v[i] ? a.v[i] : b.v[i]); }
+inline F32 select_first(int n, F32 a, F32 b) { PACELINE_LANES(F32, i < n ? a.v[i] : b.v[i]); }
+inline F32 load_half(const uint16_t* p) { PACELINE_LANES(F32, half_to_float(p[i])); }
+inline void store_half(uint16_t* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
+inline float power_of_two(float n) {
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, 4);
+  return power;
+}
+inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * power_of_two(n.v[i])); }
+inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
+inline I32 splat_int(int32_t x) { PACELINE_LANES(I32, x); }
+inline Codes load_codes(const uint8_t* p) { Codes c; __builtin_memcpy(c.v, p, 64); return c; }
+inline void store_codes(uint8_t* p, Codes c) { __builtin_memcpy(p, c.v, 64); }
+inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
+  for (int i = 0; i < 64; ++i) {
+    low.v[i] = p[i] & 15;
+    high.v[i] = p[i] >> 4;
+  }
+}
+struct Quad { int16_t v[4]; };
+inline Quad load_quad(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, Quad x) {
+  PACELINE_LANES(I32, acc.v[i] + u.v[4 * i] * x.v[0] + u.v[4 * i + 1] * x.v[1] + u.v[4 * i + 2] * x.v[2] + u.v[4 * i + 3] * x.v[3]);
+}
+template <bool kEightBit>
+inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kEightBit>(acc, u, load_quad(x)); }
+inline void store_int8(int8_t* p, F32 integral) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integral.v[i]); }
+#undef PACELINE_LANES
+
+#endif
+
+// Reductions in one fixed order: halves folded onto each other.
+inline float reduce_add(F32 a) {
+  float v[16];
+  store(v, a);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) v[i] = v[i] + v[i + width];
+  return v[0];
+}
+inline float reduce_max(F32 a) {
+  float v[16];
+  store(v, a);
+  float m = v[0];
+  for (int i = 1; i < 16; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// Nearest integer, ties to even, for |a| < 2^22.
+inline F32 round_even(F32 a) {
+  const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: the sum has no bits left for a fraction
+  return sub(add(a, magic), magic);
+}
+
+// e^a, relative error below 2e-7 (Cephes expf); exactly 0 below -87, exactly 1 at 0. For a <= 88.
+inline F32 exp(F32 a) {
+  const F32 floor = splat(-87.0f);
+  const F32 x = max(a, floor);
+  const F32 n = round_even(mul(x, splat(1.44269504088896341f)));
+  F32 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F32 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = add(fma(mul(r, r), p, r), splat(1.0f));
+  return select_ge(a, floor, scale_by_power(p, n), zero());
+}

@@ -1,0 +1,1 @@
+"""What a run says: summary files, the terminal's table, progress."""

@@ -1,0 +1,195 @@
+"""``paceline serve``: a model behind HTTP."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.llm import LoadedModel
+    from paceline.server.listen import HttpServer
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Catalog name or path of a GGUF file.")] = "smollm2-135m",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name that requests use; repeatable. Default: the model's own.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt for conversations that bring none.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja chat template instead of the model's.", exists=True, dir_okay=False)
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests computed at once.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Memory for the KV cache, such as 2GiB. Default: a quarter of what is free.")
+    ] = None,
+    kv_dtype: Annotated[Literal["f16", "f32"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse the KV of prompts that begin alike.")
+    ] = True,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="PACELINE_API_KEY", help="Key that requests must bring; repeatable. /health needs none."),
+    ] = None,
+) -> None:
+    """Serve MODEL over OpenAI's HTTP API, until Ctrl-C.
+
+    Example: paceline serve smollm2-135m --port 8000
+    """
+    from paceline.cli.pull import pull_progress
+    from paceline.llm import EngineOptions, load_model
+    from paceline.server.app import create_app
+    from paceline.server.listen import HttpServer, bind
+
+    _configure_logging()
+    options = EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_memory=None if kv_memory is None else parse_size(kv_memory),
+        kv_dtype=kv_dtype,
+        threads=threads,
+        chat_template=chat_template,
+        enable_prefix_caching=prefix_caching,
+    )
+    keys = api_key or []
+    # Before the model is loaded: a port that is taken is told at once.
+    with bind(host, port) as listener:
+        with pull_progress() as progress:
+            loaded = load_model(model, options=options, progress=progress)
+        try:
+            names = served_model_name or [loaded.name]
+            app = create_app(loaded, served_names=names, system_prompt=system, api_keys=keys)
+            bound = listener.getsockname()
+            server = HttpServer(
+                app, on_ready=lambda: _announce(loaded, names[0], bound[0], bound[1], guarded=bool(keys))
+            )
+            _handle_hangup(server)
+            server.run_on(listener)
+        finally:
+            loaded.close()
+            _forget_closed_streams()
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``2GiB``, ``512MiB`` or ``1.5G`` (units are powers of 1024).
+
+    Raises:
+        InputError: it is no such size.
+    """
+    import re
+
+    from paceline.errors import InputError
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"--kv-memory {text!r} is not a size; write it like 2GiB or 512MiB", param="kv_memory")
+    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1))
+
+
+def unused_gpus() -> list[str]:
+    """Names of the GPUs that NVIDIA's driver shows; this version computes on the CPU only."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
+def start_screen(loaded: "LoadedModel", name: str, url: str, *, guarded: bool) -> list[tuple[str, str]]:
+    """What the operator should know when the server is ready: (label, text) in reading order."""
+    rows = [*loaded.describe().items()]
+    gpus = unused_gpus()
+    if gpus:
+        rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; this version computes on the CPU"))
+    rows.append(("ready", f"{url}  (interactive reference: {url}/docs)"))
+    rows.append(("try", _curl(url, name, chat=loaded.chat_template is not None, guarded=guarded)))
+    return rows
+
+
+def _curl(url: str, name: str, *, chat: bool, guarded: bool) -> str:
+    import json
+
+    key = ' -H "Authorization: Bearer $PACELINE_API_KEY"' if guarded else ""
+    if chat:
+        path, body = (
+            "chat/completions",
+            {"model": name, "messages": [{"role": "user", "content": "What is a KV cache?"}]},
+        )
+    else:
+        path, body = "completions", {"model": name, "prompt": "The capital of France is"}
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded: bool) -> None:
+    import logging
+    import sys
+
+    from paceline import __version__
+
+    logger = logging.getLogger("paceline.serve")
+    # A wildcard address is no address to connect to.
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    rows = start_screen(loaded, name, url, guarded=guarded)
+    if sys.stdout.isatty():
+        # The terminal may be closed by now; the server is there all the same.
+        with suppress(OSError):
+            print(f"\nPaceline {__version__}\n", *(f"  {label:<9}{text}" for label, text in rows), sep="\n")
+            print("\n  Ctrl-C stops it.\n", flush=True)
+    else:
+        logger.info("Paceline %s", __version__)
+        for label, text in rows:
+            logger.info("%s: %s", label, text)
+    if not guarded and not _is_loopback(host):
+        logger.warning(
+            "Listening on %s without a key: everybody who reaches this machine can use the model; see --api-key", host
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _configure_logging() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # uvicorn tells each step of its start and end; ours says it in one line.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _handle_hangup(server: "HttpServer") -> None:
+    """A closed terminal ends a server that runs in it, like Ctrl-C; one without a terminal runs on."""
+    import signal
+    import sys
+
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return  # nohup
+    signal.signal(signal.SIGHUP, server.handle_exit if sys.stdout.isatty() else signal.SIG_IGN)
+
+
+def _forget_closed_streams() -> None:
+    """Let a terminal or pipe that has gone not turn an orderly end into a failure: Python flushes once more at exit.
+
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
+    import os
+    import sys
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,40 @@
+"""The engine's limits, under vLLM's names."""
+
+from dataclasses import dataclass
+
+from paceline.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of scheduling and length.
+
+    Raises:
+        InputError: a limit is not positive, or two contradict each other.
+    """
+
+    max_model_len: int
+    """Longest sequence, prompt and output together, in tokens."""
+    max_num_seqs: int = 256
+    """Requests that run at once."""
+    max_num_batched_tokens: int = 512
+    """Token budget of a step."""
+    enable_prefix_caching: bool = True
+    eos_ids: frozenset[int] = frozenset()
+    """Tokens that end a text by themselves."""
+
+    def __post_init__(self) -> None:
+        if self.max_model_len < 2:
+            raise InputError(
+                f"max_model_len is {self.max_model_len}, at least 2 are needed: one prompt token and one generated",
+                param="max_model_len",
+            )
+        if self.max_num_seqs < 1:
+            raise InputError(f"max_num_seqs is {self.max_num_seqs}, at least 1 is needed", param="max_num_seqs")
+        # Every running request is then sure of a token in every step, whatever the others take.
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
+                f"a step could not give each running request a token; raise the first or lower the second",
+                param="max_num_batched_tokens",
+            )

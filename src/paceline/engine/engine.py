@@ -1,0 +1,296 @@
+"""The engine: requests in, steps, outputs; by hand with ``step`` or on a thread of its own."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from time import perf_counter_ns
+
+from paceline.engine.batch import Outcome, build_batch, read_result
+from paceline.engine.blocks import BlockPool
+from paceline.engine.config import EngineConfig
+from paceline.engine.detokenize import TokenDecoder
+from paceline.engine.door import check_token_ids, room_for_output
+from paceline.engine.generation import Generation
+from paceline.engine.request import Request, RequestOutput, SamplingParams
+from paceline.engine.scheduler import Chunk, Scheduler
+from paceline.engine.stats import Counters, EngineStats
+from paceline.errors import InputError, PacelineError
+from paceline.executors.base import Executor
+
+__all__ = ["Engine", "EngineConfig", "EngineStats"]
+
+logger = logging.getLogger("paceline.engine")
+
+Sink = Callable[[list[RequestOutput]], None]
+
+
+class Engine:
+    """Runs requests on an executor by continuous batching.
+
+    ``submit``, ``abort`` and ``stats`` may be called from any thread. ``step`` is for one thread: the caller's, or the
+    engine's own between ``start`` and ``stop``. Every request that was submitted gets one last output with a
+    ``finish_reason``, whatever happens.
+
+    Raises:
+        InputError: a step's budget is more than the executor takes.
+    """
+
+    def __init__(self, executor: Executor, decoder: TokenDecoder, config: EngineConfig) -> None:
+        if config.max_num_batched_tokens > executor.max_batched_tokens:
+            raise InputError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}, the executor takes at most "
+                f"{executor.max_batched_tokens} tokens in a step",
+                param="max_num_batched_tokens",
+            )
+        self.config = config
+        self._executor = executor
+        self._decoder = decoder
+        self._counters = Counters()
+        self._arrival_numbers = count()
+        # Guards what submit and abort share with the engine's thread: the next five.
+        self._mailbox = threading.Condition()
+        self._generations: dict[str, Generation] = {}
+        self._arrived: list[Request] = []
+        self._aborted: list[str] = []
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._start_afresh()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """Queue a request; its outputs come from ``step`` under ``request.request_id``.
+
+        Raises:
+            InputError: the request cannot be run; the message has the numbers.
+            PacelineError: the engine is stopped.
+        """
+        arrived_ns = perf_counter_ns()
+        prompt = list(prompt_ids)
+        check_token_ids(prompt, params, self._executor.spec.vocab_size)
+        max_output = room_for_output(len(prompt), params.max_tokens, self.config, self._executor.kv_geometry)
+        with self._mailbox:
+            if self._stopped:
+                raise PacelineError("the engine is stopped and takes no more requests")
+            request = Request(
+                request_id or f"req-{secrets.token_hex(12)}",
+                prompt,
+                params,
+                # 53 bits, so that a drawn seed can be returned in JSON and sent again from any language.
+                seed=secrets.randbits(53) if params.seed is None else params.seed % 2**64,
+                max_output_tokens=max_output,
+                arrival=next(self._arrival_numbers),
+                priority=priority,
+                cache_salt=cache_salt,
+                arrived_ns=arrived_ns,
+            )
+            if request.request_id in self._generations:
+                raise InputError(f"request id {request.request_id!r} is already in use", param="request_id")
+            self._generations[request.request_id] = Generation(request, self._decoder, self.config.eos_ids)
+            self._arrived.append(request)
+            self._mailbox.notify()
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """End a request with its next step, in whatever state it is; unknown and finished ones are ignored."""
+        with self._mailbox:
+            if request_id in self._generations:
+                self._aborted.append(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._generations)
+
+    def stats(self) -> EngineStats:
+        with self._mailbox:
+            pool, running = self._pool, len(self._scheduler.running)
+            return EngineStats(
+                running=running,
+                waiting=len(self._generations) - running,
+                kv_blocks_total=pool.num_blocks,
+                kv_blocks_used=pool.num_used,
+                kv_blocks_cached=pool.num_evictable,
+                prompt_tokens=self._counters.prompt_tokens,
+                generation_tokens=self._counters.generation_tokens,
+                preemptions=self._counters.preemptions,
+                prefix_queries=self._counters.prefix_queries,
+                prefix_hits=self._counters.prefix_hits,
+                steps=self._counters.steps,
+            )
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, execute, commit, decode text: one output for each request that has news."""
+        if self._thread not in (None, threading.current_thread()):
+            raise PacelineError("the engine steps on its own thread between start and stop")
+        return self._step()
+
+    def start(self, sink: Sink) -> None:
+        """Step on a thread of the engine's own, which sleeps while there is no work.
+
+        ``sink`` is called on that thread, once per step that has news, with all its outputs.
+        """
+        with self._mailbox:
+            if self._thread is not None:
+                raise PacelineError("the engine is already started")
+            self._stopped = False
+            self._thread = threading.Thread(target=self._run, args=(sink,), name="paceline-engine", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End every request with finish reason "abort", and the thread; the executor stays open.
+
+        An engine that is stepped by hand has nobody to tell: its requests just end.
+        """
+        with self._mailbox:
+            self._stopped = True
+            thread = self._thread
+            self._mailbox.notify()
+        if thread is None:
+            self._abort_all()
+            return
+        thread.join()
+        with self._mailbox:
+            self._thread = None
+
+    def _run(self, sink: Sink) -> None:
+        while self._wait_for_work():
+            _deliver(sink, self._step())
+        _deliver(sink, self._abort_all())
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is a request; False when the engine is to stop."""
+        with self._mailbox:
+            self._mailbox.wait_for(lambda: self._stopped or self._generations)
+            return not self._stopped
+
+    def _step(self) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        try:
+            self._take_mail(outputs)
+            chunks = self._scheduler.schedule()
+            if chunks:
+                self._counters.steps += 1
+                self._commit(self._execute(chunks), outputs)
+            elif self._scheduler.num_requests:
+                raise RuntimeError(f"none of {self._scheduler.num_requests} requests can be scheduled")
+        except Exception as bug:
+            logger.exception("internal error in a step: every request ends here, the engine goes on without them")
+            self._start_afresh()
+            for generation in self._taken_generations():
+                outputs.append(generation.fail(f"internal error: {bug!r}"))
+                self._forget(generation)
+        return outputs
+
+    def _take_mail(self, outputs: list[RequestOutput]) -> None:
+        with self._mailbox:
+            arrived, self._arrived = self._arrived, []
+            aborted, self._aborted = self._aborted, []
+        for request in arrived:
+            self._scheduler.add(request)
+        for request_id in aborted:
+            generation = self._generations.get(request_id)
+            # Gone if it finished in the step before, or was aborted twice.
+            if generation is not None:
+                self._end(generation, generation.abort(), outputs)
+
+    def _execute(self, chunks: Sequence[Chunk]) -> list[Outcome]:
+        """Run a step; if that fails, its chunks one by one, so that only those at fault are lost.
+
+        Running a chunk again is safe: KV writes are idempotent, and nothing is published before the commit.
+        """
+        try:
+            return self._execute_once(chunks)
+        except Exception as error:
+            logger.warning("executor failed on %d sequences, running them one by one: %s", len(chunks), error)
+        return [outcome for chunk in chunks for outcome in self._execute_alone(chunk)]
+
+    def _execute_alone(self, chunk: Chunk) -> list[Outcome]:
+        try:
+            return self._execute_once([chunk])
+        except Exception as error:
+            logger.exception("request %s failed in the executor", chunk.request.request_id)
+            return [Outcome(chunk, error=f"the executor failed: {error}")]
+
+    def _execute_once(self, chunks: Sequence[Chunk]) -> list[Outcome]:
+        batch = build_batch(chunks, self._pool.block_size)
+        return read_result(chunks, self._executor.execute(batch))
+
+    def _commit(self, outcomes: Iterable[Outcome], outputs: list[RequestOutput]) -> None:
+        now_ns = perf_counter_ns()
+        for outcome in outcomes:
+            generation = self._generations[outcome.chunk.request.request_id]
+            if outcome.error is not None:
+                # Not committed: its KV may be as bad as its logits, so it must not get into the prefix cache.
+                self._end(generation, generation.fail(outcome.error), outputs)
+                continue
+            self._scheduler.commit(outcome.chunk, outcome.token_id)
+            if outcome.token_id is None:
+                continue
+            self._count_token(generation.request, now_ns)
+            output = _advance(generation, outcome)
+            if output.finish_reason is None:
+                outputs.append(output)
+            else:
+                self._end(generation, output, outputs)
+
+    def _count_token(self, request: Request, now_ns: int) -> None:
+        self._counters.generation_tokens += 1
+        if request.first_token_ns is None:
+            request.first_token_ns = now_ns
+            self._counters.prompt_tokens += len(request.prompt_ids)
+
+    def _end(self, generation: Generation, output: RequestOutput, outputs: list[RequestOutput]) -> None:
+        self._scheduler.remove(generation.request)
+        self._forget(generation)
+        outputs.append(output)
+
+    def _forget(self, generation: Generation) -> None:
+        with self._mailbox:
+            del self._generations[generation.request.request_id]
+
+    def _taken_generations(self) -> list[Generation]:
+        """All but those that still wait in the mailbox."""
+        with self._mailbox:
+            in_mailbox = set(self._arrived)
+            return [generation for generation in self._generations.values() if generation.request not in in_mailbox]
+
+    def _abort_all(self) -> list[RequestOutput]:
+        with self._mailbox:
+            outputs = [generation.abort() for generation in self._generations.values()]
+            self._generations.clear()
+            self._arrived.clear()
+            self._aborted.clear()
+            self._start_afresh()
+        return outputs
+
+    def _start_afresh(self) -> None:
+        """Begin with an empty pool and no requests: after a bug nothing that was cached can be trusted."""
+        kv = self._executor.kv_geometry
+        self._pool = BlockPool(kv.num_blocks, kv.block_size, enable_prefix_caching=self.config.enable_prefix_caching)
+        self._scheduler = Scheduler(self.config, self._pool, self._counters)
+
+
+def _advance(generation: Generation, outcome: Outcome) -> RequestOutput:
+    assert outcome.token_id is not None
+    try:
+        return generation.advance(outcome.token_id, outcome.logprobs)
+    except Exception as error:
+        logger.exception("request %s: token %d has no text", generation.request.request_id, outcome.token_id)
+        return generation.fail(f"token {outcome.token_id} cannot be decoded: {error!r}")
+
+
+def _deliver(sink: Sink, outputs: list[RequestOutput]) -> None:
+    if not outputs:
+        return
+    try:
+        sink(outputs)
+    except Exception:
+        logger.exception("the receiver of outputs failed; %d outputs are lost", len(outputs))

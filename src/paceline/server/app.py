@@ -1,0 +1,57 @@
+"""The ASGI application: routes, errors, and the engine's life inside it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.server.errors import add_error_handlers
+from paceline.server.middleware import ApiKeyGuard, RequestLog
+from paceline.server.openai import openai_routes
+from paceline.server.service import Service
+
+if TYPE_CHECKING:
+    from paceline.llm import LoadedModel
+
+
+def create_app(
+    model: "LoadedModel",
+    *,
+    served_names: Sequence[str],
+    system_prompt: str | None = None,
+    api_keys: Sequence[str] = (),
+) -> FastAPI:
+    """A server of one model. Its lifespan starts and stops the model's engine; it does not close the model.
+
+    ``served_names`` (at least one) are the names that requests may use; ``system_prompt`` opens conversations that
+    have no system message; with ``api_keys``, everything but ``/health`` needs one of them.
+    """
+    service = Service(model, served_names, system_prompt)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        service.dispatcher.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
+    app.state.service = service
+    if api_keys:
+        app.add_middleware(ApiKeyGuard, keys=api_keys)
+    app.add_middleware(RequestLog)
+    add_error_handlers(app)
+    app.include_router(openai_routes(service))
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    return app

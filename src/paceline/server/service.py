@@ -1,0 +1,76 @@
+"""What the routes of every dialect share: the model, its names, and the way from a prompt to the engine."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from paceline.models.chat import Message, no_template_error, with_default_system
+from paceline.server.dispatch import Dispatcher
+from paceline.server.errors import ApiError
+from paceline.server.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from paceline.llm import LoadedModel
+
+_TOKENIZER_THREADS = 2
+"""The tokenizer releases the GIL; more threads would only take cores from the engine."""
+
+
+class Service:
+    """One loaded model behind HTTP."""
+
+    def __init__(self, model: "LoadedModel", served_names: Sequence[str], system_prompt: str | None) -> None:
+        self.model = model
+        self.served_names = tuple(served_names)
+        self.system_prompt = system_prompt
+        self.metrics = ServerMetrics(model.engine, self.served_names[0])
+        self.dispatcher = Dispatcher(model.engine, self.metrics)
+        self._tokenizer_threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="paceline-tokenizer")
+
+    async def stop(self) -> None:
+        """End all requests and the engine; calling it twice is harmless."""
+        await self.dispatcher.stop()
+        self._tokenizer_threads.shutdown(wait=False)
+
+    def served_name(self, requested: str | None) -> str:
+        """
+        Raises:
+            ApiError: it is not a name of this server's model (404).
+        """
+        if requested is None:
+            return self.served_names[0]
+        if requested not in self.served_names:
+            served = ", ".join(self.served_names)
+            raise ApiError(
+                404, f"The model {requested[:200]!r} does not exist here; served: {served}", code="model_not_found"
+            )
+        return requested
+
+    async def encode_prompts(self, prompts: Sequence[str | list[int]], *, parse_special: bool) -> list[list[int]]:
+        """Token ids of each prompt; long texts keep the event loop free."""
+        encode = self.model.tokenizer.encode
+
+        def encode_all() -> list[list[int]]:
+            return [
+                encode(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt for prompt in prompts
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, encode_all)
+
+    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation up to where the answer begins.
+
+        Raises:
+            InputError: the model has no chat template, or the template refuses the conversation.
+        """
+        template = self.model.chat_template
+        if template is None:
+            raise no_template_error()
+        conversation = with_default_system(messages, self.system_prompt)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, template.encode, conversation)
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex

