@@ -216,12 +216,14 @@ class _Answer:
     async def _stream(self, fault: str | None) -> bool:
         schedule = self.schedule
         chunked = schedule.framing == "chunked"
-        framing = "Transfer-Encoding: chunked" if chunked else "Connection: close"
-        self.writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n\r\n".encode())
+        head = ["HTTP/1.1 200 OK", "Content-Type: text/event-stream"]
+        head += ["Transfer-Encoding: chunked"] if chunked else []
+        head += [] if chunked and schedule.keep_alive else ["Connection: close"]
+        self.writer.write("\r\n".join([*head, "\r\n"]).encode())
         if schedule.role_chunk and "chat" in self.served.path:
             self.served.role_ns = self._send([{"choices": [{"delta": {"role": "assistant", "content": ""}}]}])
         if not await self._content(fault):
-            return False
+            return fault == "error_event"
         end: list[Any] = []
         if schedule.finish_chunk:
             timings = {"timings": self.timings} if schedule.timings else {}
@@ -240,8 +242,7 @@ class _Answer:
         events = [self._event(start) for start in range(0, self.tokens, schedule.tokens_per_event)]
         for start in range(0, len(events), schedule.events_per_write):
             if start >= 2 and fault is not None:
-                await self._break(fault)
-                return False
+                return await self._break(fault)
             await self._until(schedule.ttft_s + start * schedule.itl_s)
             together = events[start : start + schedule.events_per_write]
             ns = self._send(together)
@@ -256,7 +257,7 @@ class _Answer:
         name = "reasoning_content" if start < self.schedule.reasoning_tokens else "content"
         return {"choices": [{"delta": {name: text}, "finish_reason": None}]}
 
-    async def _break(self, fault: str) -> None:
+    async def _break(self, fault: str) -> bool:
         if fault == "stall":
             await asyncio.sleep(3600)
         elif fault == "reset":
@@ -266,6 +267,7 @@ class _Answer:
         elif fault == "error_event":
             self._send([{"error": {"message": "out of blocks"}}])
             self.writer.write(b"0\r\n\r\n")
+        return False
 
     def _send(self, events: list[Any]) -> int:
         """Writes events together, or cut at odd places; returns the stamp from just before."""

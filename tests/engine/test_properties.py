@@ -38,7 +38,7 @@ class Scenario:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    num_blocks = draw(st.integers(2, 12))
+    num_blocks = draw(st.integers(2, 7))
     max_num_seqs = draw(st.integers(1, 6))
     capacity = num_blocks * BLOCK
     # Few distinct beginnings, so that prefixes are shared.

@@ -142,6 +142,22 @@ def test_preempted_requests_come_back_before_waiting_ones_and_compute_their_outp
     assert requests[2].num_cached_tokens == 0
 
 
+def test_preempted_requests_keep_their_order() -> None:
+    scheduler, requests = full_pool(priorities=(0, 0, 0))
+    for request in (requests[2], requests[1]):
+        scheduler._preempt(request)
+    assert scheduler.preempted == [requests[1], requests[2]]
+
+
+def test_several_unfinished_prefills_share_a_budget_first_come_first_served() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, *(make_request(prompt(i, 8), arrival=i) for i in range(2)))
+    for chunk in scheduler.schedule():
+        scheduler.commit(Chunk(chunk.request, 2, samples=False), None)
+    scheduler.config = EngineConfig(max_model_len=256, max_num_seqs=2, max_num_batched_tokens=6)
+    assert shares(scheduler.schedule()) == {"r0": 6}
+
+
 def test_a_prefix_hit_is_not_computed_again() -> None:
     scheduler = make_scheduler()
     add(scheduler, make_request(range(10), arrival=0))

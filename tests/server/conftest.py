@@ -47,7 +47,7 @@ StartServer = Callable[..., LiveServer]
 
 
 @contextmanager
-def _live(model: Any, **options: Any) -> Iterator[LiveServer]:
+def live_server(model: Any, **options: Any) -> Iterator[LiveServer]:
     options = {"served_names": ["tiny"]} | options
     ready = threading.Event()
     with bind("127.0.0.1", 0) as listener:
@@ -67,7 +67,7 @@ def _live(model: Any, **options: Any) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """One for the whole module, with logs, a template and the model names tiny and alias."""
-    with _live(tiny_model(executor=ScriptedExecutor(end_after=100)), served_names=["tiny", "alias"]) as live:
+    with live_server(tiny_model(executor=ScriptedExecutor(end_after=100)), served_names=["tiny", "alias"]) as live:
         yield live
 
 
@@ -75,4 +75,4 @@ def server() -> Iterator[LiveServer]:
 def start_server() -> Iterator[StartServer]:
     """Starts servers of the test's own: ``start_server(model, **create_app_options)``."""
     with ExitStack() as servers:
-        yield lambda model, **options: servers.enter_context(_live(model, **options))
+        yield lambda model, **options: servers.enter_context(live_server(model, **options))

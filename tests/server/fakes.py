@@ -110,6 +110,12 @@ def tiny_model(
     config = EngineConfig(
         max_model_len=limits.get("max_model_len", 4096), max_num_seqs=max_num_seqs, eos_ids=tokenizer.eos_ids
     )
+    engine = Engine(executor, tokenizer, config)
+
+    def close() -> None:
+        engine.stop()
+        executor.close()
+
     return SimpleNamespace(
         name="tiny",
         path=Path("tiny.gguf"),
@@ -117,9 +123,9 @@ def tiny_model(
         tokenizer=tokenizer,
         chat_template=None if template is None else ChatTemplate(template, tokenizer),
         executor=executor,
-        engine=Engine(executor, tokenizer, config),
+        engine=engine,
         describe=lambda: {"model": "tiny (instruct)", "device": "CPU, 1 thread", "context": "4096 tokens"},
-        close=executor.close,
+        close=close,
     )
 
 

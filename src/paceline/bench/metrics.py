@@ -114,7 +114,7 @@ def steady_window(records: Sequence[RequestRecord], concurrency: int) -> Window 
     if start is None or not latencies:
         return None
     last_sent = max(record.sent or 0 for record in sent)
-    window = Window(start, min(record.end for record in sent if record.end >= last_sent))
+    window = Window(start, min((record.end for record in sent if record.end > last_sent), default=last_sent))
     return window if window.seconds * 1e3 >= MIN_WINDOW_IN_E2E * median(latencies) else None
 
 

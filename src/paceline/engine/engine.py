@@ -53,7 +53,7 @@ class Engine:
         self._mailbox = threading.Condition()
         self._generations: dict[str, Generation] = {}
         self._arrived: list[Request] = []
-        self._aborted: list[str] = []
+        self._aborted: list[Generation] = []
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._start_afresh()
@@ -102,8 +102,9 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request with its next step, in whatever state it is; unknown and finished ones are ignored."""
         with self._mailbox:
-            if request_id in self._generations:
-                self._aborted.append(request_id)
+            generation = self._generations.get(request_id)
+            if generation is not None:
+                self._aborted.append(generation)
 
     @property
     def has_work(self) -> bool:
@@ -195,10 +196,9 @@ class Engine:
             aborted, self._aborted = self._aborted, []
         for request in arrived:
             self._scheduler.add(request)
-        for request_id in aborted:
-            generation = self._generations.get(request_id)
-            # Gone if it finished in the step before, or was aborted twice.
-            if generation is not None:
+        for generation in aborted:
+            # Not there if it finished in the step before or was aborted twice; its id may be in use again.
+            if self._generations.get(generation.request.request_id) is generation:
                 self._end(generation, generation.abort(), outputs)
 
     def _execute(self, chunks: Sequence[Chunk]) -> list[Outcome]:

@@ -56,7 +56,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; empty only if there are no requests."""
-        preempting = self._reserve_slots()
+        self._reserve_slots()
         # Tokens of decoding requests come first, so that no prefill delays them by more than one step's budget.
         chunks = [Chunk(request, 1, samples=True) for request in self.running if request.num_pending_tokens == 1]
         budget = self.config.max_num_batched_tokens - len(chunks)
@@ -66,7 +66,7 @@ class Scheduler:
                 budget -= chunks[-1].num_tokens
         # Preempted ones go before waiting ones: somebody has already read the beginning of their text.
         # The head of the line that does not fit holds up all behind it, so that nobody overtakes it.
-        while budget and not preempting and len(self.running) < self.config.max_num_seqs:
+        while budget and len(self.running) < self.config.max_num_seqs:
             queue = self.preempted or self.waiting
             if not queue or not self._start(queue[0]):
                 break
@@ -83,15 +83,12 @@ class Scheduler:
         if token_id is not None:
             request.append_output(token_id)
 
-    def _reserve_slots(self) -> bool:
-        """Give every running request the slot that its newest token needs; True if some had to be preempted."""
-        preempting = False
+    def _reserve_slots(self) -> None:
+        """Give every running request the slot that its newest token needs, preempting others where the pool is full."""
         for request in tuple(self.running):
             # An empty block table: the request was preempted in this very loop.
             while request.block_table and not self.pool.append(request):
                 self._preempt(self._victim())
-                preempting = True
-        return preempting
 
     def _victim(self) -> Request:
         """Lowest priority first, then fewest tokens to recompute; never the oldest, so that it always gets done."""

@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all their own set-up, in .venv of this folder.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test test-slow lint clean
+
+help:
+	@echo "make demo       build, fetch a small model, serve it, chat, measure (about 3 minutes)"
+	@echo "make test       lint, types and tests (what CI runs)"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       format and lint, changing files"
+	@echo "make clean      remove the environment and all build products"
+
+# What is installed follows pyproject.toml and the C++ sources; Python sources are used where they lie.
+$(VENV)/installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "Paceline builds its kernels with a C++20 compiler, and none was found. Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++)." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --group oracles
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/paceline demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src -name '_native*.so' -delete

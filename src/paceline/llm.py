@@ -1,0 +1,357 @@
+"""The composition root: model file -> executor -> engine; and LLM, the engine without HTTP."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+from paceline.engine.engine import Engine, EngineConfig
+from paceline.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs, Usage
+from paceline.errors import InputError, PacelineError
+from paceline.executors.base import BLOCK_SIZE
+from paceline.executors.native import KVDType, NativeExecutor, kv_bytes_per_block
+from paceline.machine import free_memory, usable_cores
+from paceline.models import catalog
+from paceline.models.architectures import model_weights
+from paceline.models.chat import ChatTemplate, Message, no_template_error, with_default_system
+from paceline.models.gguf import read_gguf
+from paceline.models.spec import ModelSpec, ModelWeights
+from paceline.models.tokenizer import Tokenizer
+
+PullProgress = Callable[[int, int, str], None]
+"""Called with (bytes done, bytes in all, what is fetched)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a model is run. What is None is chosen by the machine and the model."""
+
+    max_model_len: int | None = None
+    """Longest sequence in tokens; None: the model's own context."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
+    kv_memory: int | None = None
+    """Bytes of the KV cache; None: a quarter of the free memory, capped at what max_num_seqs full contexts need."""
+    kv_dtype: KVDType = "f16"
+    threads: int | None = None
+    """None: one per usable core."""
+    chat_template: Path | None = None
+    """A jinja file instead of the model's own template."""
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run: whoever has it owns the executor's memory and threads until ``close``."""
+
+    name: str
+    """Catalog name or file stem."""
+    path: Path
+    spec: ModelSpec
+    weight_types: str
+    """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    executor: NativeExecutor
+    engine: Engine
+    """Not started: step it, or start it on a thread of its own."""
+
+    def describe(self) -> dict[str, str]:
+        """What an operator wants to know, as (label, text) in reading order."""
+        kind = "base: no chat template" if self.chat_template is None else "instruct"
+        kv = self.executor.kv_geometry
+        threads = self.executor.threads
+        return {
+            "model": f"{self.name} ({kind}), {self.spec.architecture}, {self.weight_types}, "
+            f"{self.executor.weight_bytes / 2**20:.0f} MiB of weights",
+            "device": f"CPU, {self.executor.isa}, {threads} thread{'s' if threads > 1 else ''}",
+            "context": f"{self.engine.config.max_model_len} tokens",
+            "KV cache": f"up to {kv.num_blocks * kv.bytes_per_block / 2**30:.2f} GiB ({self.executor.kv_dtype}), "
+            f"{kv.num_blocks * kv.block_size} tokens in {kv.num_blocks} blocks",
+        }
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.executor.close()
+
+
+def load_model(model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None) -> LoadedModel:
+    """Load a catalog name (pulled first if it is not here) or the path of a GGUF file.
+
+    Raises:
+        InputError: the name is unknown, or the options ask for what the model or the memory does not have.
+        ModelFileError: the file is damaged or of a kind that cannot be run.
+    """
+    options = options or EngineOptions()
+    path = catalog.resolve(model, progress)
+    with read_gguf(path) as file:
+        weights = model_weights(file)
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        if options.chat_template is None:
+            chat_template = ChatTemplate.from_gguf(file.metadata, tokenizer)
+        else:
+            chat_template = ChatTemplate.from_file(options.chat_template, tokenizer)
+    max_model_len = _max_model_len(weights.spec, options)
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eos_ids=tokenizer.eos_ids,
+    )
+    executor = NativeExecutor(
+        weights,
+        num_blocks=_num_blocks(weights.spec, options, max_model_len),
+        max_model_len=max_model_len,
+        max_batched_tokens=options.max_num_batched_tokens,
+        kv_dtype=options.kv_dtype,
+        threads=options.threads or usable_cores(),
+    )
+    return LoadedModel(
+        name=model if model in catalog.CATALOG else path.stem,
+        path=path,
+        spec=weights.spec,
+        weight_types=_weight_types(weights),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        executor=executor,
+        engine=Engine(executor, tokenizer, config),
+    )
+
+
+def _max_model_len(spec: ModelSpec, options: EngineOptions) -> int:
+    if options.max_model_len is None:
+        return spec.context_length
+    if options.max_model_len > spec.context_length:
+        raise InputError(
+            f"max_model_len is {options.max_model_len}, but {spec.name} was trained for {spec.context_length} tokens",
+            param="max_model_len",
+        )
+    return options.max_model_len
+
+
+def _num_blocks(spec: ModelSpec, options: EngineOptions, max_model_len: int) -> int:
+    per_block = kv_bytes_per_block(spec, options.kv_dtype)
+    per_context = -(-max_model_len // BLOCK_SIZE)
+    memory = options.kv_memory
+    if memory is None:
+        memory = min(free_memory() // 4, options.max_num_seqs * per_context * per_block)
+    blocks = memory // per_block
+    if blocks < per_context:
+        raise InputError(
+            f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, there are "
+            f"{memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to {blocks * BLOCK_SIZE} at most",
+            param="kv_memory",
+        )
+    return blocks
+
+
+def _weight_types(weights: ModelWeights) -> str:
+    elements: Counter[str] = Counter()
+    for tensor in weights.tensors.values():
+        if len(tensor.shape) > 1:
+            elements[tensor.type.name] += prod(tensor.shape)
+    return " + ".join(name for name, _ in elements.most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated text, as in vLLM."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: tuple[TokenLogprobs, ...]
+    """One per token if ``SamplingParams.logprobs`` asked, else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A prompt and what came of it, in the shape of vLLM's RequestOutput."""
+
+    prompt: str | None
+    """None where token ids were given."""
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    """One, so far."""
+    usage: Usage
+
+
+class LLM:
+    """A model to call from Python: the serving engine without HTTP.
+
+    Example:
+        >>> llm = LLM("smollm2-135m")
+        >>> llm.generate(["The sky is"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+
+    Args:
+        model: catalog name or path of a GGUF file.
+        options: fields of EngineOptions, such as ``max_model_len`` or ``threads``.
+
+    Raises:
+        InputError, ModelFileError: as ``load_model``.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        unknown = options.keys() - EngineOptions.__dataclass_fields__.keys()
+        if unknown:
+            known = ", ".join(EngineOptions.__dataclass_fields__)
+            raise InputError(f"LLM has no option {', '.join(sorted(unknown))}; there are: {known}")
+        self.model = load_model(model, options=EngineOptions(**options))
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GenerationResult]:
+        """Continue prompts, all in one go; results in their order.
+
+        Args:
+            prompts: a text, texts, token ids, or lists of token ids.
+            sampling_params: for all prompts, or one each; default SamplingParams().
+            use_tqdm: show a progress bar on stderr (vLLM's name for it).
+
+        Raises:
+            InputError: a prompt or parameter cannot be run; nothing has been computed then.
+            PacelineError: a request failed while running.
+        """
+        listed = _listed_prompts(prompts)
+        encoded = [self.model.tokenizer.encode(p) if isinstance(p, str) else p for p in listed]
+        texts = [p if isinstance(p, str) else None for p in listed]
+        return self._run(texts, encoded, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        system: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[GenerationResult]:
+        """Answer a conversation, or several; ``system`` opens those that have no system message.
+
+        Raises:
+            InputError: the model has no chat template, or as ``generate``.
+        """
+        template = self.model.chat_template
+        if template is None:
+            raise no_template_error()
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: list[Sequence[Message]] = list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
+        opened = [with_default_system(conversation, system) for conversation in conversations]
+        texts = [template.render(conversation) for conversation in opened]
+        return self._run(texts, [template.encode(conversation) for conversation in opened], sampling_params, use_tqdm)
+
+    def close(self) -> None:
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self,
+        texts: Sequence[str | None],
+        encoded: Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[GenerationResult]:
+        parameters = _one_each(sampling_params, len(encoded))
+        engine = self.model.engine
+        request_ids: list[str] = []
+        try:
+            for ids, params in zip(encoded, parameters, strict=True):
+                request_ids.append(engine.submit(ids, params).request_id)
+            with _progress(len(request_ids), shown=use_tqdm) as advance:
+                news = _run_to_end(engine, request_ids, advance)
+        except BaseException:  # Ctrl-C too: the engine must be empty for the next call
+            for request_id in request_ids:
+                engine.abort(request_id)
+            while engine.has_work:
+                engine.step()
+            raise
+        return [
+            _result(text, ids, news[request_id])
+            for text, ids, request_id in zip(texts, encoded, request_ids, strict=True)
+        ]
+
+
+def _listed_prompts(
+    prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+) -> list[str | Sequence[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None:
+        return [SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
+    if len(sampling_params) != count:
+        raise InputError(f"{len(sampling_params)} sampling_params for {count} prompts; one each is needed, or one for all")
+    return sampling_params
+
+
+def _run_to_end(
+    engine: Engine, request_ids: Iterable[str], advance: Callable[[int], None]
+) -> dict[str, list[RequestOutput]]:
+    news: dict[str, list[RequestOutput]] = {request_id: [] for request_id in request_ids}
+    while engine.has_work:
+        for output in engine.step():
+            news[output.request_id].append(output)
+            if output.finish_reason == "error":
+                raise PacelineError(f"request {output.request_id} failed: {output.error}")
+            if output.usage is not None:
+                advance(output.usage.completion_tokens)
+    return news
+
+
+def _result(text: str | None, prompt_ids: Sequence[int], news: Sequence[RequestOutput]) -> GenerationResult:
+    last = news[-1]
+    assert last.finish_reason is not None
+    assert last.usage is not None
+    completion = CompletionOutput(
+        text="".join(output.text for output in news),
+        token_ids=tuple(token_id for output in news for token_id in output.token_ids),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(entry for output in news for entry in output.logprobs),
+    )
+    return GenerationResult(text, tuple(prompt_ids), (completion,), last.usage)
+
+
+@contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar that moves by one request and tells the tokens per second so far."""
+    if not shown:
+        yield lambda _tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = ("Generating", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[speed]}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, speed="")
+        tokens = 0
+
+        def advance(new_tokens: int) -> None:
+            nonlocal tokens
+            tokens += new_tokens
+            elapsed = bar.tasks[0].elapsed or 0.0
+            bar.update(task, advance=1, speed=f"{tokens / elapsed:.0f} tok/s" if elapsed else "")
+
+        yield advance

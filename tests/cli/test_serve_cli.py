@@ -1,0 +1,223 @@
+"""``paceline serve`` as a process: its screen, its log, its signals, its terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import httpx
+import pynvml
+import pytest
+
+from paceline.cli.serve import parse_size, start_screen, unused_gpus
+from paceline.errors import InputError
+from tests.server.fakes import tiny_model, wait_until
+from tests.server.serve_process import ROOT, ServeProcess
+
+COMMAND = [sys.executable, "-m", "tests.server.fake_cli", "serve"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) ")
+
+
+Start = Callable[..., ServeProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start ``paceline serve MODEL --port 0 …`` with pipes, or on a terminal of its own."""
+    servers: list[ServeProcess] = []
+
+    def start_process(*arguments: str, terminal: bool = False, ignore_hangup: bool = False) -> ServeProcess:
+        def prepare_child() -> None:
+            if terminal:
+                fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+            if ignore_hangup:  # what nohup does
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        process = subprocess.Popen(
+            [*COMMAND, *arguments, "--port=0"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=prepare_child,
+        )
+        os.close(theirs)
+        servers.append(ServeProcess(process, ours))
+        return servers[-1]
+
+    yield start_process
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait(timeout=20)
+        with suppress(OSError):
+            os.close(server.output)
+
+
+def test_without_a_terminal_all_lines_are_dated_and_plain(start: Start) -> None:
+    server = start("tiny")
+    with httpx.Client(base_url=server.url) as http:
+        assert http.get("/health").status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+    server.read_until(r"POST /v1/completions 200 .*\n")
+    server.process.send_signal(signal.SIGHUP)  # the terminal that it was started from is closed
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.end(signal.SIGTERM) == 0
+    with pytest.raises(AssertionError, match="ended"):
+        server.read_until("Traceback")
+    lines = server.text.removeprefix("loading\n").splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if not DATED.match(line)] == []
+    assert "\x1b" not in server.text
+    assert "device: CPU" in server.text
+    assert "curl http://127.0.0.1" in server.text
+
+
+def test_the_curl_line_can_be_copied(start: Start) -> None:
+    server = start("tiny")
+    command = server.read_until(r"(curl .*)\n")[1]
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, timeout=20, check=False)
+    assert b'"chat.completion"' in answer.stdout
+
+
+def test_a_terminal_gets_one_screen_and_closing_it_ends_the_server(start: Start) -> None:
+    server = start("tiny", terminal=True)
+    screen = server.read_until(r"Paceline [\s\S]*Ctrl-C stops it")[0]
+    assert "device" in screen
+    assert not DATED.search(screen)
+    os.close(server.output)
+    assert server.process.wait(timeout=20) == 0
+
+
+def test_nohup_survives_the_closed_terminal(start: Start) -> None:
+    server = start("tiny", terminal=True, ignore_hangup=True)
+    url = server.url
+    os.close(server.output)
+    for _ in range(3):
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2})
+        assert answer.json()["choices"][0]["text"] == "Gr"
+    assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_closed_pipe_does_not_end_the_server(start: Start) -> None:
+    server = start("tiny")
+    url = server.url
+    os.close(server.output)
+    for _ in range(3):
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 200
+    assert server.end(signal.SIGTERM) == 0
+
+
+def test_ctrl_c_ends_streams_in_order(start: Start) -> None:
+    server = start("endless")
+    asked = {"prompt": "x", "max_tokens": 100_000, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=20) as response:
+        pieces = response.iter_text()
+        text = next(pieces)
+        server.process.send_signal(signal.SIGINT)
+        text += "".join(pieces)
+    assert text.endswith("data: [DONE]\n\n")
+    assert server.process.wait(timeout=20) == 0
+    with pytest.raises(AssertionError, match="ended"):
+        server.read_until("Traceback")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_stuck_step(start: Start) -> None:
+    server = start("stuck")
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
+        body = b'{"prompt": "x"}'
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: "running 1.0" in _running(server.url), "the step has begun")
+
+        def interrupted() -> bool:
+            server.process.send_signal(signal.SIGINT)
+            return server.process.poll() is not None
+
+        wait_until(interrupted, "ended")
+    assert server.process.returncode == 130
+
+
+def _running(url: str) -> str:
+    metrics = httpx.get(f"{url}/metrics").text
+    return re.sub(r"\{.*?\}", "", metrics.replace("vllm:num_requests_", ""))
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = subprocess.run(
+            [*COMMAND, "tiny", f"--port={port}"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert process.returncode == 2
+    assert f"port {port}: Address already in use" in process.stderr
+    assert "loading" not in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_every_network_without_a_key_is_a_warning(start: Start) -> None:
+    server = start("tiny", "--host=0.0.0.0")
+    assert "--api-key" in server.read_until(r"WARNING (.*)\n")[1]
+    guarded = start("tiny", "--host=0.0.0.0", "--api-key=secret", "--served-model-name=a", "--served-model-name=b")
+    url = guarded.url
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    models = httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer secret"}).json()
+    assert [model["id"] for model in models["data"]] == ["a", "b"]
+    guarded.end(signal.SIGTERM)
+    with pytest.raises(AssertionError, match="ended"):
+        guarded.read_until("WARNING")
+    assert "secret" not in guarded.text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5g", 3 << 29), ("64 KB", 64 << 10), ("1T", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "2", "GiB", "-1GiB", "2PiB", "2GiBs", "1e3M"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match="--kv-memory"):
+        parse_size(text)
+
+
+def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA H200")
+    rows = dict(start_screen(tiny_model(), "tiny", "http://x", guarded=False))
+    assert rows["GPU"].startswith("NVIDIA H200: seen, not used")
+
+
+def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    assert unused_gpus() == []
+    assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", guarded=False))
+
+
+def test_a_base_model_is_tried_with_completions_and_a_key_is_named() -> None:
+    rows = dict(start_screen(tiny_model(template=None), "tiny", "http://x", guarded=True))
+    assert "/v1/completions" in rows["try"]
+    assert "$PACELINE_API_KEY" in rows["try"]

@@ -1,0 +1,29 @@
+"""``python -m tests.server.fake_cli serve MODEL …``: the real command line over the tiny model.
+
+MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends) or ``stuck``
+(whose first step never returns).
+"""
+
+import sys
+from typing import Any
+
+from paceline import llm
+from paceline.cli.main import main
+from tests.server.fakes import ScriptedExecutor, tiny_model
+
+
+def load_tiny_model(model: str, **_options: object) -> Any:
+    sys.stderr.write("loading\n")
+    if model == "base":
+        return tiny_model(template=None)
+    if model == "endless":
+        return tiny_model(executor=ScriptedExecutor(num_blocks=8000, seconds_per_step=0.005), max_model_len=200_000)
+    loaded = tiny_model()
+    if model == "stuck":
+        loaded.executor.open.clear()
+    return loaded
+
+
+if __name__ == "__main__":
+    llm.load_model = load_tiny_model
+    main()
