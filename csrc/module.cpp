@@ -18,17 +18,26 @@ namespace {
 template <typename T, int kDims = 1>
 using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
+// An array of another type or layout is refused, never converted: a converted copy would not outlive this function.
+template <typename T, int kDims>
+Array<T, kDims> array(nb::handle batch, const char* name) {
+  Array<T, kDims> a;
+  if (!nb::try_cast(batch.attr(name), a, false))
+    throw std::invalid_argument(std::string("batch: ") + name + " has the wrong dtype, dimensions or layout");
+  return a;
+}
+
 template <typename T>
 Span<T> span(nb::handle batch, const char* name) {
-  const auto array = nb::cast<Array<T>>(batch.attr(name));
-  return {array.data(), array.size()};
+  const auto a = array<T, 1>(batch, name);
+  return {a.data(), a.size()};
 }
 
 template <typename T>
 Span<T> span2(nb::handle batch, const char* name, size_t& width) {
-  const auto array = nb::cast<Array<T, 2>>(batch.attr(name));
-  width = array.shape(1);
-  return {array.data(), array.size()};
+  const auto a = array<T, 2>(batch, name);
+  width = a.shape(1);
+  return {a.data(), a.size()};
 }
 
 // The views stay valid while the Python Batch, which is never written, is alive: for the whole call.
@@ -100,6 +109,34 @@ nb::object logits(Model& model, nb::handle batch) {
   return to_numpy(std::move(values), {rows, rows ? values.size() / rows : 0});
 }
 
+// One linear layer by itself: quantizes the rows as the forward pass does, for tests of the kernels.
+nb::object linear(int type, int n, int k, Array<uint8_t> stored, Array<float, 2> rows, const std::string& isa) {
+  const Kernels& kernels = choose_kernels(isa);
+  ThreadPool pool(1);
+  Arena arena;
+  if (stored.size() != stored_bytes(static_cast<StoredType>(type), n, k) || rows.shape(1) != static_cast<size_t>(k))
+    throw std::invalid_argument("linear: weights and rows do not fit n and k");
+  const Matrix w = pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+  const size_t count = rows.shape(0), values = count * k, groups = values / kGroup, width = w.panels() * kPanel;
+  std::vector<int8_t> q(values);
+  std::vector<float> scale(groups), sum(groups), f(values), out(count * width);
+  std::vector<int32_t> code_sum(groups);
+  Rows x;
+  x.k = k;
+  if (w.quantized()) {
+    x.q = q.data(), x.scale = scale.data(), x.sum = sum.data(), x.code_sum = code_sum.data();
+  } else {
+    x.f = f.data();
+  }
+  for (size_t r = 0; r < count; ++r) kernels.store_row(rows.data() + r * k, k, x, static_cast<int>(r), 0);
+  Mapping scratch(linear_scratch_bytes(static_cast<int>(count)));
+  kernels.linear(w, x, 0, static_cast<int>(count), 0, w.panels(), out.data(), static_cast<ptrdiff_t>(width), false,
+                 scratch.data());
+  std::vector<float> result;
+  for (size_t r = 0; r < count; ++r) result.insert(result.end(), &out[r * width], &out[r * width] + n);
+  return to_numpy(std::move(result), {count, static_cast<size_t>(n)});
+}
+
 }  // namespace
 
 }  // namespace paceline
@@ -125,6 +162,9 @@ NB_MODULE(_native, m) {
 
   m.def("isa", [](const std::string& wanted) { return std::string(choose_kernels(wanted).name); }, "wanted"_a = "",
         "The instruction set that kernels are compiled for on this machine, or a check of the one wanted.");
+
+  m.def("linear", &linear, "type"_a, "n"_a, "k"_a, "stored"_a, "rows"_a, "isa"_a = "",
+        "Rows [M, k] times a stored n x k matrix, float32 [M, n], with the forward pass's kernels: for their tests.");
 
   nb::class_<Model>(m, "Model")
       .def(

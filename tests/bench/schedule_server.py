@@ -132,8 +132,8 @@ class ScheduleServer:
                 served.answered_ns = perf_counter_ns()
                 if not again:
                     break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client has gone, or the test is over
         finally:
             writer.close()
 
@@ -195,7 +195,8 @@ class _Answer:
         keep = "keep-alive" if self.schedule.keep_alive else "close"
         self.writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            f"Connection: {keep}\r\n\r\n".encode() + body
+            f"Connection: {keep}\r\n\r\n".encode()
+            + body
         )
         return self.schedule.keep_alive
 

@@ -184,7 +184,16 @@ def test_urls(url: str, endpoint: tuple[str, str, int, str], canonical: str) -> 
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://a/?key=1", "http://a/b c", "http://a/\x01"],
+    [
+        "localhost:8000",
+        "ftp://a",
+        "http://",
+        "http://a:99999",
+        "http://u:p@a",
+        "http://a/?key=1",
+        "http://a/b c",
+        "http://a/\x01",
+    ],
 )
 def test_bad_urls(url: str) -> None:
     with pytest.raises(InputError):

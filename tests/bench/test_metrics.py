@@ -18,7 +18,8 @@ def record(**fields: Any) -> RequestRecord:
             fields[name] *= MS
     fields["events"] = [(ns * MS, 1) for ns in fields.get("events", [])]
     fields.setdefault("end", fields.get("last"))
-    return RequestRecord(**{"cell": 0, "id": 0, "scheduled": 0, "sent": 0, "status": "ok"} | fields)
+    defaults: dict[str, Any] = {"cell": 0, "id": 0, "scheduled": 0, "sent": 0, "status": "ok"}
+    return RequestRecord(**defaults | fields)
 
 
 STREAM = record(

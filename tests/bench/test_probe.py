@@ -39,7 +39,7 @@ def test_the_only_model_is_the_default() -> None:
 def test_several_models_or_none_need_a_choice() -> None:
     with ScheduleServer(Schedule(models=("a", "b"))) as server, probe(server) as asking:
         several = asking.identify()
-    with pytest.raises(InputError, match="2 models.*--model: a, b"):
+    with pytest.raises(InputError, match=r"2 models.*--model: a, b"):
         choose_model(several, None, "http://x")
     with ScheduleServer(Schedule(models=())) as server, probe(server) as asking:
         none = asking.identify()

@@ -40,7 +40,9 @@ def read(exchange: Exchange, **options: Any) -> RequestRecord:
 def test_a_line_has_the_fields_that_the_design_names() -> None:
     record = read(answered(STREAM), count_tokens=lambda text: len(text.split()))
     line = msgspec.json.decode(msgspec.json.encode(record))
-    named = "cell id repeat scheduled sent first last events tokens token_source cached_tokens status error server_times"
+    named = (
+        "cell id repeat scheduled sent first last events tokens token_source cached_tokens status error server_times"
+    )
     assert set(named.split()) <= set(line)
     expected = {"cell": 3, "id": 7, "scheduled": 1, "sent": 2, "first": 5, "last": 5, "end": 9, "events": [[5, 5]]}
     assert expected.items() <= line.items()
@@ -102,7 +104,7 @@ def test_damaged_runs_are_named_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="schema 99"):
         directory.info()
     directory.run_json.write_text("{")
-    with pytest.raises(InputError, match="run.json"):
+    with pytest.raises(InputError, match=r"run\.json"):
         directory.info()
     directory.append([read(answered(STREAM))])
     with directory.requests_jsonl.open("a") as file:

@@ -1,5 +1,7 @@
 """The SSE parser against the standard."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def test_reads_the_standards_cases_from_one_read() -> None:
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=40))
 def test_any_split_gives_the_same_events_stamped_by_the_read_that_completed_them(cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), len(STREAM)]
-    reads = [(number, STREAM[start:end]) for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False))]
+    reads = [(number, STREAM[start:end]) for number, (start, end) in enumerate(pairwise(bounds))]
     events = parse_events(reads)
     assert contents(events) == EVENTS
     # Byte by byte, the stamp is the position of the byte that completes the event.

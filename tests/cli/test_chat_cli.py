@@ -88,6 +88,14 @@ def test_piped_input_is_one_question_to_the_server(
     assert server.executor.token_ids[begin : begin + len(expected)] == expected
 
 
+def test_a_question_on_the_command_line_needs_no_input(
+    local: Any, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("never asked")
+    chat("tiny", question="Hello", max_tokens=1)
+    assert capsys.readouterr().out == "G\n"
+
+
 def test_the_same_from_a_model_of_its_own(
     local: Any, piped: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,10 +43,10 @@ def start() -> Iterator[Start]:
 
         ours, theirs = pty.openpty() if terminal else os.pipe()
         process = subprocess.Popen(
-            [*COMMAND, *arguments, "--port=0"],
+            [*COMMAND, "--port=0", *arguments],
             cwd=ROOT,
             env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
@@ -61,6 +61,8 @@ def start() -> Iterator[Start]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait(timeout=20)
+        assert server.process.stdin is not None
+        server.process.stdin.close()
         with suppress(OSError):
             os.close(server.output)
 
@@ -107,6 +109,25 @@ def test_nohup_survives_the_closed_terminal(start: Start) -> None:
     for _ in range(3):
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2})
         assert answer.json()["choices"][0]["text"] == "Gr"
+    assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_terminal_closed_while_the_model_loads_is_no_reason_to_fail(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = start("late", f"--port={port}", terminal=True, ignore_hangup=True)
+    server.read_until("loading")
+    os.close(server.output)
+    assert server.process.stdin is not None
+    server.process.stdin.write(b"\n")
+    server.process.stdin.flush()
+
+    def answers() -> bool:
+        with suppress(httpx.ConnectError):
+            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        return False
+
+    wait_until(answers, "the server answers")
     assert server.end(signal.SIGTERM) == 0
 
 

@@ -170,7 +170,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._read_ns = perf_counter_ns()
-        if self._in_body and exc is None and self._body_ends_with_connection():
+        exchange = self._exchange
+        if exchange is not None and self._in_body and exc is None and _ends_with_connection(exchange.headers):
             self._complete()
         else:
             self._fail("disconnected", f"connection closed before the answer ended{f': {exc}' if exc else ''}")
@@ -205,12 +206,6 @@ class Connection(asyncio.Protocol):
         if self._in_body:
             self._complete()
 
-    def _body_ends_with_connection(self) -> bool:
-        """RFC 9112 section 6.3: without a length and without chunks, the body ends when the server closes."""
-        assert self._exchange is not None
-        headers = self._exchange.headers
-        return "content-length" not in headers and "chunked" not in headers.get("transfer-encoding", "")
-
     def _complete(self) -> None:
         self._in_body = False
         self._keep_alive = self._parser.should_keep_alive()
@@ -231,6 +226,11 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+def _ends_with_connection(headers: dict[str, str]) -> bool:
+    """RFC 9112 section 6.3: a body without a length and without chunks ends when the server closes."""
+    return "content-length" not in headers and "chunked" not in headers.get("transfer-encoding", "")
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:

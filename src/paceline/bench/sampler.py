@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pynvml
 
 INTERVAL_S = 0.5
@@ -104,19 +104,23 @@ def _gpu_handles() -> list[object]:
 
 @contextmanager
 def sampling(host: str, port: int, path: Path) -> Iterator[None]:
-    """Samples into `path` while the block runs."""
+    """Samples into `path` while the block runs, beginning before it."""
     command = [sys.executable, "-m", "paceline.bench.sampler", host, str(port), str(INTERVAL_S), str(path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
+        # Its start would take time from the first cell. A sampler that dies ends the wait too, and the run goes on.
+        process.stdout.readline()
         yield
     finally:
-        assert process.stdin is not None
         process.stdin.close()
         try:
             process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdout.close()
 
 
 def read_samples(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -138,14 +142,17 @@ def main(host: str, port: str, seconds: str, path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sampler = Sampler(host, int(port))
     with Path(path).open("w", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        while not select.select([sys.stdin], [], [], float(seconds))[0]:
-            row = sampler.sample()
-            if writer is None:
-                writer = csv.DictWriter(file, row, extrasaction="ignore")
-                writer.writeheader()
+        row = sampler.sample()
+        writer = csv.DictWriter(file, row, extrasaction="ignore")
+        writer.writeheader()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
             writer.writerow(row)
             file.flush()
+            if select.select([sys.stdin], [], [], float(seconds))[0]:
+                break
+            row = sampler.sample()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from paceline.errors import InputError
 MIN_INPUT_TOKENS = 4
 """Shorter prompts cannot all begin differently."""
 _MAX_ROUNDS = 100
+_MAX_TEXTS = 10
 _CALIBRATION_WORDS = 8
 
 
@@ -71,9 +72,15 @@ class ExactPrompts:
         self.description = f"exact in the tokenizer {tokenizer}, the server's chat template not included"
 
     def make(self, tokens: int) -> str:
-        words = self._source.new_text()
+        for _ in range(_MAX_TEXTS):
+            text = self._fit(self._source.new_text(), tokens)
+            if text is not None:
+                return text
+        raise InputError(f"found no text of exactly {tokens} tokens in this tokenizer; try another --input-tokens")
+
+    def _fit(self, words: Iterator[str], tokens: int) -> str | None:
         chosen = list(islice(words, tokens))
-        for _ in range(_MAX_ROUNDS):
+        for round_ in range(_MAX_ROUNDS):
             text = " ".join(chosen)
             count = self._count_tokens(text)
             if count == tokens:
@@ -83,9 +90,9 @@ class ExactPrompts:
             if count < tokens:
                 chosen += islice(words, step)
             else:
-                del chosen[max(2, len(chosen) - step) :]
-                chosen += islice(words, 1) if len(chosen) == 2 else ()
-        raise InputError(f"found no text of exactly {tokens} tokens in this tokenizer; try another --input-tokens")
+                # Going back by one or two words in turn tries other sums than the same gap again and again.
+                del chosen[max(2, len(chosen) - step - round_ % 2) :]
+        return None
 
 
 class CalibratedPrompts:

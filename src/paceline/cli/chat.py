@@ -58,6 +58,7 @@ def chat(
             f"{DEFAULT_URL} if one answers, else smollm2-135m.",
         ),
     ] = None,
+    question: Annotated[str | None, typer.Option(help="Ask this one question and end.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
     max_tokens: Annotated[
@@ -76,10 +77,11 @@ def chat(
 
     options = ChatOptions(system, temperature, max_tokens, seed)
     with _find_partner(model_or_url, options, api_key) as partner:
-        if sys.stdin.isatty():
+        if question is None and sys.stdin.isatty():
             _converse(partner, options)
         else:
-            _say(partner, [*_opening(options), {"role": "user", "content": sys.stdin.read()}])
+            content = sys.stdin.read() if question is None else question
+            _say(partner, [*_opening(options), {"role": "user", "content": content}])
 
 
 def _opening(options: ChatOptions) -> Messages:
