@@ -1,5 +1,6 @@
 """Paceline serves a language model and measures any server that does."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,15 +10,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
+# Loaded on first use, so that `paceline --help` does not pay for numpy and the native module.
+_HOMES = {"LLM": "paceline.llm", "SamplingParams": "paceline.engine.request"}
+
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use, so that `paceline --help` does not pay for numpy and the native module.
-    if name == "LLM":
-        from paceline.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from paceline.engine.request import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -78,7 +78,9 @@ class LoadedModel:
         self.executor.close()
 
 
-def load_model(model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None) -> LoadedModel:
+def load_model(
+    model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None
+) -> LoadedModel:
     """Load a catalog name (pulled first if it is not here) or the path of a GGUF file.
 
     Raises:
@@ -142,8 +144,8 @@ def _num_blocks(spec: ModelSpec, options: EngineOptions, max_model_len: int) -> 
     blocks = memory // per_block
     if blocks < per_context:
         raise InputError(
-            f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, there are "
-            f"{memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to {blocks * BLOCK_SIZE} at most",
+            f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, "
+            f"there are {memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to {blocks * BLOCK_SIZE} at most",
             param="kv_memory",
         )
     return blocks
@@ -302,7 +304,9 @@ def _one_each(
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
     if len(sampling_params) != count:
-        raise InputError(f"{len(sampling_params)} sampling_params for {count} prompts; one each is needed, or one for all")
+        raise InputError(
+            f"{len(sampling_params)} sampling_params for {count} prompts; one each is needed, or one for all"
+        )
     return sampling_params
 
 

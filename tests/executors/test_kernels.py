@@ -20,7 +20,7 @@ def available() -> list[str]:
 
 ISAS = available()
 QUANTIZED = [QuantType.Q4_0, QuantType.Q4_1, QuantType.Q5_0, QuantType.Q5_1, QuantType.Q8_0]
-# Row counts on both sides of every tile size; k of one group, of several pieces of unpacked panels; n not in whole panels.
+# On both sides of every tile size.
 ROWS = [1, 2, 3, 5, 7, 8, 9, 12, 13, 17, 40]
 
 

@@ -165,4 +165,3 @@ def test_a_closed_executor_says_so() -> None:
     model.close()
     with pytest.raises(ExecutorError, match="closed"):
         model.execute(make_batch([Sequence([1], [0])]))
-

@@ -9,7 +9,13 @@ from paceline.models.spec import ModelSpec, ModelWeights, RopeSpec
 
 
 def tiny_spec(
-    *, heads: int = 6, kv_heads: int = 2, head_dim: int = 32, layers: int = 2, pairing: str = "interleaved", tied: bool = True
+    *,
+    heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    layers: int = 2,
+    pairing: str = "interleaved",
+    tied: bool = True,
 ) -> ModelSpec:
     """A vocabulary of 150 is no multiple of 16, so that a padded panel is always there."""
     return ModelSpec(

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def test_look_alikes_in_other_variables_stay_text(tokenizer: Tokenizer) -> None:
 
 
 def test_no_bos_beside_what_the_template_writes(tokenizer: Tokenizer) -> None:
-    assert ChatTemplate("{{ bos_token }}a", tokenizer).encode([]) == [1, *tokenizer.encode("a")]
+    adding_bos = Tokenizer(dataclasses.replace(tokenizer.vocabulary, add_bos=True))
+    assert adding_bos.encode("a") == [1, *tokenizer.encode("a")]
+    assert ChatTemplate("{{ bos_token }}a", adding_bos).encode([]) == [1, *tokenizer.encode("a")]
 
 
 @pytest.mark.parametrize(

@@ -164,18 +164,18 @@ def test_lone_surrogates_count_as_replacement_characters(tokenizer: Tokenizer) -
 def small(**changes: MetadataValue | None) -> dict[str, MetadataValue]:
     """A vocabulary of single bytes, one merge, and tokens of every type."""
     alphabet = ["a", "b", "c", "1", "2", "Ġ", "Ċ", "ab"]
-    special = ["<s>", "<|end|>", "<tool>", "<unused>", "é", "<unk>"]
-    metadata: dict[str, MetadataValue | None] = {
+    special = ["<s>", "<|end|>", "<tool>", "<unused>", "é", "<unk>", "a b", "cab"]
+    defaults: dict[str, MetadataValue | None] = {
         "model": "gpt2",
         "pre": "gpt-2",
         "tokens": alphabet + special,
-        "token_type": np.array([1] * 8 + [3, 3, 4, 5, 1, 2], np.int32),
+        "token_type": np.array([1] * 8 + [3, 3, 4, 5, 1, 2, 1, 1], np.int32),
         "merges": ["a b"],
         "bos_token_id": 8,
         "eos_token_id": 7,
         "add_bos_token": True,
-    } | changes
-    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (defaults | changes).items() if value is not None}
 
 
 def test_bos_is_added_where_the_file_asks_for_it() -> None:
@@ -191,12 +191,20 @@ def test_llama_3_adds_bos_unless_the_file_says_otherwise() -> None:
     assert Tokenizer.from_gguf(small(add_bos_token=None)).encode("ab") == [7]
 
 
+def test_llama_3_takes_a_word_that_is_a_token_whole() -> None:
+    """No merge leads to "cab"."""
+    assert Tokenizer.from_gguf(small(pre="llama-bpe")).encode("cab", add_bos=False) == [15]
+    assert Tokenizer.from_gguf(small()).encode("cab", add_bos=False) == [2, 7]
+
+
 def test_types_of_tokens() -> None:
     tokenizer = Tokenizer.from_gguf(small())
     assert tokenizer.eos_ids == {7, 9}
     assert set(tokenizer.special_tokens) == {"<s>", "<|end|>", "<unk>"}
     assert tokenizer.encode("a<tool>b", parse_special=False, add_bos=False) == [0, 10, 1]
-    assert [tokenizer.token_bytes(i) for i in (5, 8, 10, 11, 12, 13)] == [b" ", b"", b"<tool>", b"", b"\xe9", b""]
+    assert [tokenizer.token_bytes(i) for i in range(5, 15)] == [
+        b" ", b"\n", b"ab", b"", b"", b"<tool>", b"", b"\xe9", b"", b"a b",
+    ]  # fmt: skip
     assert tokenizer.decode([8, 10, 0], skip_special=False) == "<s><tool>a"
 
 
@@ -246,10 +254,10 @@ def test_qwen2_composes_characters_first() -> None:
         ({"merges": ["ab"]}, "merges holds 'ab', which is not two tokens"),
         ({"merges": ["a x"]}, "merges does not fit tokenizer.ggml.tokens: .*x"),
         ({"merges": ["a c"]}, "merges does not fit tokenizer.ggml.tokens: .*ac"),
-        ({"token_type": None}, "token_type is missing or not an integer for each of the 14 tokens"),
-        ({"token_type": np.ones(3, np.int32)}, "for each of the 14 tokens"),
-        ({"token_type": np.full(14, 9, np.int32)}, "token_type holds 9; token types are 1 to 6"),
-        ({"bos_token_id": 14}, "bos_token_id is 14; the vocabulary has the ids 0 to 13"),
+        ({"token_type": None}, "token_type is missing or not an integer for each of the 16 tokens"),
+        ({"token_type": np.ones(3, np.int32)}, "for each of the 16 tokens"),
+        ({"token_type": np.full(16, 9, np.int32)}, "token_type holds 9; token types are 1 to 6"),
+        ({"bos_token_id": 16}, "bos_token_id is 16; the vocabulary has the ids 0 to 15"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
     ],
 )

@@ -116,7 +116,9 @@ def _as_table(loaded: "LoadedModel", cells: "Sequence[EngineCell]", repeat: int)
         for cell in cells
     ]
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = ["| " + " | ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
     head = "| " + " | ".join(text.rjust(width) for text, width in zip(header, widths, strict=True)) + " |"
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     facts = loaded.describe()

@@ -1,4 +1,4 @@
-"""The CPU executor: repacks a model's weights once, then runs each batch in one call of the C++ forward pass (csrc/)."""
+"""The CPU executor: repacks a model's weights once, then runs each batch in one call of the C++ forward pass."""
 
 import os
 from typing import Literal
