@@ -3,16 +3,15 @@
 
 // Quantizes 32 values to q = round(x * 127 / max|x|) with scale max|x| / 127.
 inline void quantize_group(F32 low, F32 high, const Rows& out, size_t group) {
-  const float largest = reduce_max(max(abs(low), abs(high)));
-  // 0 for finite values, NaN otherwise: a NaN or an infinity must not vanish in the rounding to int8
-  const float poison = reduce_add(mul(add(low, high), zero()));
+  // NaN and infinity end up in the scale: they must not vanish in the rounding to int8.
+  const float largest = largest_magnitude(low, high);
   const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
   const F32 a = round_even(mul(low, splat(inverse)));
   const F32 b = round_even(mul(high, splat(inverse)));
   store_int8(out.q + group * kGroup, a);
   store_int8(out.q + group * kGroup + 16, b);
   const float code_sum = reduce_add(add(a, b));  // exact: at most 32 * 127
-  const float scale = largest / 127.0f + poison;
+  const float scale = largest / 127.0f;
   out.scale[group] = scale;
   out.sum[group] = scale * code_sum;
   out.code_sum[group] = static_cast<int32_t>(code_sum);

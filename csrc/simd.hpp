@@ -4,6 +4,23 @@
 // Every operation is lane by lane with the same rounding whatever surrounds it, and reductions are fixed trees, so that
 // kernels built on it give the same bits for any tile shape (DESIGN: determinism rules c to e).
 
+inline float from_bits(int32_t bits) { return __builtin_bit_cast(float, bits); }
+inline int32_t to_bits(float x) { return __builtin_bit_cast(int32_t, x); }
+
+// Reductions fold the upper half onto the lower one, 16 to 8 to 4 to 2 to 1 lanes, on every instruction set.
+#if defined(__AVX2__)
+inline float fold_add(__m256 x) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+inline int32_t fold_max(__m256i x) {
+  __m128i q = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+#endif
+
 #if defined(__AVX512VNNI__)
 
 struct F32 { __m512 v; };
@@ -20,7 +37,14 @@ inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
-inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+inline float reduce_add(F32 a) {
+  return fold_add(_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
+}
+// The largest |value| of both, compared as bit patterns: infinity and NaN are larger than any number, and win.
+inline float largest_magnitude(F32 a, F32 b) {
+  const __m512i bits = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a.v)), _mm512_castps_si512(_mm512_abs_ps(b.v)));
+  return from_bits(fold_max(_mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1))));
+}
 // a where x >= y, else b
 inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_GE_OQ), b.v, a.v)};
@@ -76,9 +100,12 @@ inline F32 mul(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 inline F32 div(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-inline F32 abs(F32 x) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+inline float reduce_add(F32 x) { return fold_add(_mm256_add_ps(x.a, x.b)); }
+inline float largest_magnitude(F32 x, F32 y) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  const auto bits = [&](__m256 v) { return _mm256_and_si256(_mm256_castps_si256(v), magnitude); };
+  return from_bits(fold_max(
+      _mm256_max_epi32(_mm256_max_epi32(bits(x.a), bits(x.b)), _mm256_max_epi32(bits(y.a), bits(y.b)))));
 }
 inline F32 select_ge(F32 x, F32 y, F32 p, F32 q) {
   return {_mm256_blendv_ps(q.a, p.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)),
@@ -169,18 +196,25 @@ inline F32 mul(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] * b.v[i]); }
 inline F32 div(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] / b.v[i]); }
 inline F32 fma(F32 a, F32 b, F32 c) { PACELINE_LANES(F32, a.v[i] * b.v[i] + c.v[i]); }
 inline F32 max(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-inline F32 abs(F32 a) { PACELINE_LANES(F32, __builtin_fabsf(a.v[i])); }
+inline float reduce_add(F32 a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) a.v[i] = a.v[i] + a.v[i + width];
+  return a.v[0];
+}
+inline float largest_magnitude(F32 a, F32 b) {
+  int32_t largest = 0;
+  for (int i = 0; i < 16; ++i) {
+    const int32_t x = to_bits(a.v[i]) & 0x7fffffff, y = to_bits(b.v[i]) & 0x7fffffff;
+    largest = x > largest ? x : largest;
+    largest = y > largest ? y : largest;
+  }
+  return from_bits(largest);
+}
 inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) { PACELINE_LANES(F32, x.v[i] >= y.v[i] ? a.v[i] : b.v[i]); }
 inline F32 select_first(int n, F32 a, F32 b) { PACELINE_LANES(F32, i < n ? a.v[i] : b.v[i]); }
 inline F32 load_half(const uint16_t* p) { PACELINE_LANES(F32, half_to_float(p[i])); }
 inline void store_half(uint16_t* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
-inline float power_of_two(float n) {
-  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, 4);
-  return power;
-}
-inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * power_of_two(n.v[i])); }
+inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * from_bits((static_cast<int32_t>(n.v[i]) + 127) << 23)); }
 inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
 inline I32 splat_int(int32_t x) { PACELINE_LANES(I32, x); }
 inline Codes load_codes(const uint8_t* p) { Codes c; __builtin_memcpy(c.v, p, 64); return c; }
@@ -204,14 +238,6 @@ inline void store_int8(int8_t* p, F32 integral) { for (int i = 0; i < 16; ++i) p
 
 #endif
 
-// Reductions in one fixed order: halves folded onto each other.
-inline float reduce_add(F32 a) {
-  float v[16];
-  store(v, a);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] = v[i] + v[i + width];
-  return v[0];
-}
 inline float reduce_max(F32 a) {
   float v[16];
   store(v, a);

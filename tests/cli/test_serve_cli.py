@@ -1,6 +1,8 @@
 """``paceline serve`` as a process: its screen, its log, its signals, its terminal."""
 
+import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,12 +13,16 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pynvml
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from paceline.cli.serve import parse_size, start_screen, unused_gpus
+from paceline import llm
+from paceline.cli.serve import announce, parse_size, serve, start_screen, unused_gpus
 from paceline.errors import InputError
 from tests.server.fakes import tiny_model, wait_until
 from tests.server.serve_process import ROOT, ServeProcess
@@ -46,7 +52,7 @@ def start() -> Iterator[Start]:
             [*COMMAND, "--port=0", *arguments],
             cwd=ROOT,
             env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
@@ -61,8 +67,6 @@ def start() -> Iterator[Start]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait(timeout=20)
-        assert server.process.stdin is not None
-        server.process.stdin.close()
         with suppress(OSError):
             os.close(server.output)
 
@@ -112,23 +116,16 @@ def test_nohup_survives_the_closed_terminal(start: Start) -> None:
     assert server.end(signal.SIGTERM) == 0
 
 
-def test_a_terminal_closed_while_the_model_loads_is_no_reason_to_fail(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = start("late", f"--port={port}", terminal=True, ignore_hangup=True)
-    server.read_until("loading")
-    os.close(server.output)
-    assert server.process.stdin is not None
-    server.process.stdin.write(b"\n")
-    server.process.stdin.flush()
+def test_a_terminal_closed_as_the_screen_is_printed_does_not_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClosedTerminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
 
-    def answers() -> bool:
-        with suppress(httpx.ConnectError):
-            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        return False
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
 
-    wait_until(answers, "the server answers")
-    assert server.end(signal.SIGTERM) == 0
+    monkeypatch.setattr(sys, "stdout", ClosedTerminal())
+    announce(tiny_model(), "tiny", "127.0.0.1", 8000, guarded=False)
 
 
 def test_a_closed_pipe_does_not_end_the_server(start: Start) -> None:
@@ -204,6 +201,35 @@ def test_every_network_without_a_key_is_a_warning(start: Start) -> None:
     with pytest.raises(AssertionError, match="ended"):
         guarded.read_until("WARNING")
     assert "secret" not in guarded.text
+
+
+def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    loads = []
+
+    def load_model(model: str, *, options: llm.EngineOptions, progress: object) -> None:
+        loads.append((model, options))
+        raise InputError("enough")
+
+    monkeypatch.setattr(llm, "load_model", load_model)
+    app = typer.Typer()
+    app.command()(serve)
+    limits = "--max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory 1MiB --kv-dtype f32"
+    arguments = ["m", "--port=0", *limits.split(), "--threads=1", "--no-prefix-caching", f"--chat-template={template}"]
+    result = CliRunner().invoke(app, arguments)
+    assert str(result.exception) == "enough"
+    options = llm.EngineOptions(
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        kv_memory=1 << 20,
+        kv_dtype="f32",
+        threads=1,
+        chat_template=template,
+        enable_prefix_caching=False,
+    )
+    assert loads == [("m", options)]
 
 
 @pytest.mark.parametrize(

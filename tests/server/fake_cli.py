@@ -1,7 +1,7 @@
 """``python -m tests.server.fake_cli serve MODEL …``: the real command line over the tiny model.
 
-MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends), ``stuck``
-(whose first step never returns) or ``late`` (which loads when a line comes on standard input).
+MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends) or ``stuck``
+(whose first step never returns).
 """
 
 import sys
@@ -14,8 +14,6 @@ from tests.server.fakes import ScriptedExecutor, tiny_model
 
 def load_tiny_model(model: str, **_options: object) -> Any:
     sys.stderr.write("loading\n")
-    if model == "late":
-        sys.stdin.readline()
     if model == "base":
         return tiny_model(template=None)
     if model == "endless":

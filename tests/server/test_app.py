@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from paceline.errors import InputError
-from paceline.server.listen import bind
+from paceline.server.app import create_app
+from paceline.server.listen import HttpServer, bind
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.fakes import ScriptedExecutor, tiny_model, wait_until
 
@@ -165,6 +166,16 @@ def test_a_taken_port_is_told_before_anything_else() -> None:
         with pytest.raises(InputError, match=rf"port {port}: Address already in use.*--port") as error:
             bind("127.0.0.1", port)
         assert error.value.exit_code == 2
+
+
+def test_a_port_taken_while_the_model_was_loaded() -> None:
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bind("127.0.0.1", port) as second:
+            first.listen()
+            server = HttpServer(create_app(tiny_model(), served_names=["tiny"]), on_ready=lambda: None)
+            with pytest.raises(InputError, match=f"port {port}: Address already in use"):
+                server.run_on(second)
 
 
 def test_a_host_that_is_none() -> None:

@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
@@ -158,8 +158,9 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
+        # Without this uvloop gathers writes until the end of the loop's iteration, after the stamp of sending.
+        self._transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = perf_counter_ns()

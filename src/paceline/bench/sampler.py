@@ -30,7 +30,9 @@ def listening_processes(host: str, port: int) -> list[int]:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return []
-    listening = [each for each in connections if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+    listening = [
+        each for each in connections if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+    ]
     return sorted({each.pid for each in listening if each.pid is not None})
 
 

@@ -68,13 +68,12 @@ def serve(
             app = create_app(loaded, served_names=names, system_prompt=system, api_keys=keys)
             bound = listener.getsockname()
             server = HttpServer(
-                app, on_ready=lambda: _announce(loaded, names[0], bound[0], bound[1], guarded=bool(keys))
+                app, on_ready=lambda: announce(loaded, names[0], bound[0], bound[1], guarded=bool(keys))
             )
             _handle_hangup(server)
             server.run_on(listener)
         finally:
             loaded.close()
-            _forget_closed_streams()
 
 
 def parse_size(text: str) -> int:
@@ -118,19 +117,21 @@ def start_screen(loaded: "LoadedModel", name: str, url: str, *, guarded: bool) -
 
 def _curl(url: str, name: str, *, chat: bool, guarded: bool) -> str:
     import json
+    import shlex
 
     key = ' -H "Authorization: Bearer $PACELINE_API_KEY"' if guarded else ""
+    body: dict[str, object] = {"model": name}
     if chat:
-        path, body = (
-            "chat/completions",
-            {"model": name, "messages": [{"role": "user", "content": "What is a KV cache?"}]},
-        )
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "What is a KV cache?"}]
     else:
-        path, body = "completions", {"model": name, "prompt": "The capital of France is"}
-    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        path = "completions"
+        body["prompt"] = "The capital of France is"
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
-def _announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded: bool) -> None:
+def announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded: bool) -> None:
+    """Print the start screen, or log it where there is no terminal; warn if anybody can use the model."""
     import logging
     import sys
 
@@ -178,18 +179,3 @@ def _handle_hangup(server: "HttpServer") -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return  # nohup
     signal.signal(signal.SIGHUP, server.handle_exit if sys.stdout.isatty() else signal.SIG_IGN)
-
-
-def _forget_closed_streams() -> None:
-    """Let a terminal or pipe that has gone not turn an orderly end into a failure: Python flushes once more at exit.
-
-    https://docs.python.org/3/library/signal.html#note-on-sigpipe
-    """
-    import os
-    import sys
-
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
