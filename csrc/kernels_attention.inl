@@ -35,7 +35,7 @@ struct Attention {
 
   size_t block_offset(int token) const {
     const size_t block = static_cast<size_t>(tile.block_table[token / kBlockTokens]);
-    return (block * kv.kv_heads + tile.kv_head) * kv.head_dim * kBlockTokens;
+    return block * kv.block_stride + static_cast<size_t>(tile.kv_head) * kv.head_dim * kBlockTokens;
   }
 
   // Scores of the 32 tokens from `token` on, at full width; those a query may not see are -infinity.

@@ -64,7 +64,7 @@ void rope(float* x, int heads, int head_dim, int dim, const float* cos, const fl
 }
 
 void store_kv(const KVLayer& kv, int block, int kv_head, int slot, const float* k, const float* v) {
-  const size_t at = (static_cast<size_t>(block) * kv.kv_heads + kv_head) * kv.head_dim * kBlockTokens;
+  const size_t at = block * kv.block_stride + static_cast<size_t>(kv_head) * kv.head_dim * kBlockTokens;
   if (kv.half) {
     uint16_t* keys = static_cast<uint16_t*>(kv.k) + at + slot;
     uint16_t* values = static_cast<uint16_t*>(kv.v) + at + static_cast<size_t>(slot) * kv.head_dim;

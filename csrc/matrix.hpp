@@ -49,11 +49,13 @@ struct Rows {
 };
 
 // The KV cache of one layer. K is stored dimension-major so that one vector holds 16 tokens, V token-major so that one
-// vector holds 16 dimensions:  K [block, kv_head, head_dim, 32]   V [block, kv_head, 32, head_dim]
+// vector holds 16 dimensions:  K [kv_head, head_dim, 32]   V [kv_head, 32, head_dim]
+// A block has these of all layers one after another, so that a block that was never used takes no memory.
 struct KVLayer {
-  void* k = nullptr;
+  void* k = nullptr;  // of block 0
   void* v = nullptr;
-  bool half = true;  // fp16, else float32
+  size_t block_stride = 0;  // elements from block to block
+  bool half = true;         // fp16, else float32
   int kv_heads = 0;
   int head_dim = 0;
 };

@@ -53,10 +53,11 @@ Model::Model(const ModelConfig& config, const Kernels& kernels)
   }
 
   kv_memory_ = Mapping(bytes_per_block() * config.num_blocks);
-  const size_t part = kv_memory_.bytes() / config.layers / 2;
+  const size_t element = config.half_kv ? sizeof(uint16_t) : sizeof(float);
+  const size_t part = bytes_per_block() / config.layers / 2;
   for (int i = 0; i < config.layers; ++i) {
     uint8_t* base = kv_memory_.data() + 2 * part * i;
-    layers_[i].kv = {base, base + part, config.half_kv, config.kv_heads, config.head_dim};
+    layers_[i].kv = {base, base + part, bytes_per_block() / element, config.half_kv, config.kv_heads, config.head_dim};
   }
   for (int member = 0; member < pool_.size(); ++member) {
     scratch_.emplace_back(scratch_bytes(config.head_dim));
@@ -223,14 +224,10 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
 
 void Model::copy_blocks(const Batch& batch) {
   if (batch.block_copies.empty()) return;
-  // Copies may chain (1 -> 2, 2 -> 3), so a layer's are done in order by one member.
-  const size_t part = bytes_per_block() / config_.layers / 2;
-  pool_.for_each(config_.layers, [&](int i) {
-    for (size_t c = 0; c < batch.block_copies.size; c += 2) {
-      const size_t from = part * batch.block_copies[c], to = part * batch.block_copies[c + 1];
-      for (void* base : {layers_[i].kv.k, layers_[i].kv.v})
-        std::memmove(static_cast<uint8_t*>(base) + to, static_cast<uint8_t*>(base) + from, part);
-    }
+  pool_.for_each(1, [&](int) {  // in order: a copy's source may be the target of the one before
+    for (size_t c = 0; c < batch.block_copies.size; c += 2)
+      std::memmove(kv_memory_.data() + bytes_per_block() * batch.block_copies[c + 1],
+                   kv_memory_.data() + bytes_per_block() * batch.block_copies[c], bytes_per_block());
   });
 }
 

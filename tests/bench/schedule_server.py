@@ -38,6 +38,8 @@ class Schedule:
     """Ours, with the serial number of the request as ``queue_ms`` so that records can be told apart."""
     framing: Literal["chunked", "close"] = "chunked"
     keep_alive: bool = True
+    announce_close: bool = True
+    """False: closes after a stream without having said so, as llama-server does."""
     forced_length: bool = True
     """Whether ``ignore_eos`` is taken; if not it is refused with 400 and answers have half the tokens asked for."""
     stream_options: bool = True
@@ -45,6 +47,7 @@ class Schedule:
     api_key: str | None = None
     models: tuple[str, ...] = ("scheduled",)
     template_tokens: int = 0
+    version_path: str = "/version"
     fault: Literal["http_error", "error_event", "reset", "stall", "close", "json_instead", "garbage"] | None = None
     """``reset``, ``stall``, ``close`` and ``error_event`` come after two content events."""
     faulty: tuple[int, ...] | None = None
@@ -153,6 +156,8 @@ class _Answer:
             return self._json(401, {"error": {"message": f"wrong key {key}"}})
         if self.served.path.endswith("/v1/models"):
             return self._json(200, {"data": [{"id": name, "owned_by": "schedule"} for name in schedule.models]})
+        if self.served.path == schedule.version_path:
+            return self._json(200, {"version": "1.2.3", "build_info": "b1-abc"})
         if not body:
             return self._json(404, {"error": {"message": "no such route"}})
         if "chat" in self.served.path and not schedule.chat:
@@ -236,7 +241,7 @@ class _Answer:
         self.served.finish_ns = self._send(end)
         if chunked:
             self.writer.write(b"0\r\n\r\n")
-        return chunked and schedule.keep_alive
+        return chunked and schedule.keep_alive and schedule.announce_close
 
     async def _content(self, fault: str | None) -> bool:
         schedule = self.schedule

@@ -108,6 +108,29 @@ def test_a_connection_that_closes_too_early_is_a_failure(pieces: list[bytes]) ->
     assert not reusable
 
 
+def test_a_kept_connection_that_was_closed_is_told_from_a_server_that_fails() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+    async def run(first: list[bytes], second: list[bytes]) -> tuple[Exchange, bool]:
+        loop = asyncio.get_running_loop()
+        canned = [first, second] if first else [second]
+        server = await loop.create_server(lambda: Canned(list(canned), close=True), "127.0.0.1", 0)
+        endpoint = Endpoint("http", "127.0.0.1", server.sockets[0].getsockname()[1], "")
+        connection = await connect(endpoint, None, TIMEOUT_S)
+        for _ in canned:
+            exchange = Exchange(0, scheduled_ns=perf_counter_ns())
+            await connection.send(b"request", exchange, TIMEOUT_S)
+        server.close()
+        return exchange, connection.was_closed_before(exchange)
+
+    exchange, closed_before = asyncio.run(run([answer], []))
+    assert closed_before
+    assert exchange.failure is not None
+    # A new connection, an answer that began, and an answer that was complete are something else.
+    for first, second in (([], []), ([answer], [answer[:20]]), ([answer], [answer])):
+        assert not asyncio.run(run(first, second))[1]
+
+
 def test_what_is_not_http_is_malformed() -> None:
     (exchange,), reusable = exchanges([b"SSH-2.0-OpenSSH\r\n"])
     assert exchange.failure is not None

@@ -132,6 +132,19 @@ def test_connections_are_opened_before_the_measured_time_and_kept() -> None:
         assert {each.connection for each in server.generations} == {1, 2, 3}
 
 
+def test_a_server_that_closes_kept_connections_costs_no_request_and_is_told() -> None:
+    with ScheduleServer(Schedule(announce_close=False)) as server:
+        _, records = measure(server, requests=8, concurrency=2)
+        assert [record.status for record in records] == ["ok"] * 8
+        # What was sent into a closing connection was never read; it counts once, with the stamp of the second sending.
+        assert len(server.generations) == 8
+        for record in records:
+            check_against_truth(record, server)
+        assert server.connections == 8
+    # A slot that met it once opens a connection for every request.
+    assert sum(record.reconnects for record in records) <= 2
+
+
 def test_every_request_is_sent_once_and_never_more_than_the_concurrency_at_once() -> None:
     with ScheduleServer(Schedule(ttft_s=0.005)) as server:
         _, records = measure(server, requests=20, concurrency=4)

@@ -29,6 +29,14 @@ def test_models_and_kind() -> None:
     assert (found.models, found.kind) == (("a", "b"), "schedule")
 
 
+@pytest.mark.parametrize(
+    ("path", "version"), [("/version", "1.2.3"), ("/api/version", "1.2.3"), ("/props", "b1-abc"), ("/none", None)]
+)
+def test_versions(path: str, version: str | None) -> None:
+    with ScheduleServer(Schedule(version_path=path)) as server, probe(server) as asking:
+        assert asking.identify().version == version
+
+
 def test_the_only_model_is_the_default() -> None:
     with ScheduleServer(Schedule()) as server, probe(server) as asking:
         found = asking.identify()
@@ -115,6 +123,14 @@ def test_nobody_there_is_unreachable_and_says_how_to_start_one(listening: bool) 
     assert error.value.exit_code == 3
     for words in (endpoint.url, "GET /v1/models", "paceline serve", "PACELINE_URL"):
         assert words in str(error.value)
+
+
+def test_no_connection_is_kept_that_the_server_might_close() -> None:
+    with ScheduleServer(Schedule(announce_close=False)) as server, probe(server) as asking:
+        asking.identify()
+        for _ in range(3):
+            asking.find_dialect("auto", "scheduled", "stream", 0.0, "a prompt")
+        assert server.connections == len(server.served)
 
 
 def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,11 @@ def test_tokens_counted_by_the_tokenizer_and_cached_prompts_are_told(tmp_path: P
     assert "cached input" in printed(directory, summary)
 
 
+def test_closed_connections_are_told(tmp_path: Path) -> None:
+    _, summary = summary_of(tmp_path, [msgspec.structs.replace(each, reconnects=1) for each in FIVE])
+    assert "5 times the server had closed a kept connection when the next request came" in summary.cells[0].notes
+
+
 def test_the_answers_begin_has_a_row_where_models_think(tmp_path: Path) -> None:
     thinking = [msgspec.structs.replace(each, answer=each.last) for each in FIVE]
     directory, summary = summary_of(tmp_path, thinking)

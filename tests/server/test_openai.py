@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.conftest import LiveServer, StartServer
-from tests.server.fakes import IM_END, IM_START, POISON, SCRIPT, ScriptedExecutor, tiny_model
+from tests.server.fakes import IM_END, IM_START, POISON, SCRIPT, ScriptedExecutor, tiny_model, wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -233,6 +233,16 @@ def test_a_failing_request_gets_an_error_and_harms_no_other(server: LiveServer, 
         list(client.completions.create(model="tiny", prompt=[1, POISON], max_tokens=3, stream=True))
     assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices[0].text == "G"
     assert server.engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_failing_prompt_takes_the_others_of_its_request_with_it(start_server: StartServer, stream: bool) -> None:
+    executor = ScriptedExecutor(num_blocks=8000, seconds_per_step=0.002)
+    server = start_server(tiny_model(executor=executor, max_model_len=200_000))
+    prompts = [[1], [1, POISON], [2]]
+    response = server.post("/v1/completions", prompt=prompts, max_tokens=100_000, stream=stream)
+    assert "poisoned prompt" in response.text
+    wait_until(lambda: server.engine.stats().running == 0, "aborted")
 
 
 def test_a_model_without_template_refuses_chat_and_says_what_to_do(start_server: StartServer) -> None:

@@ -43,6 +43,8 @@ class Exchange:
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     """The body, chunk framing removed: (stamp of the read, bytes)."""
     failure: Failure | None = None
+    reconnects: int = 0
+    """How often the server turned out to have closed a kept connection, so that the request was sent on a new one."""
 
     @property
     def body(self) -> bytes:
@@ -52,6 +54,12 @@ class Exchange:
         """Ends the exchange now, without a complete answer."""
         self.end_ns = perf_counter_ns()
         self.failure = Failure(kind, message)
+
+    def reconnect(self) -> None:
+        """Forgets a sending that met a closed connection."""
+        self.sent_ns = self.end_ns = 0
+        self.failure = None
+        self.reconnects += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +130,22 @@ class Connection(asyncio.Protocol):
         self._read_ns = 0
         self._in_body = False
         self._keep_alive = True
+        self._reads = 0
+        self._reads_before = 0
 
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent: the last answer ended, and both sides keep the connection."""
         return self._keep_alive and self._transport is not None and not self._transport.is_closing()
+
+    def was_closed_before(self, exchange: Exchange) -> bool:
+        """Whether the server closed this connection, used before, while the request of `exchange` was on its way.
+
+        RFC 9112 section 9.3.1 lets either side close an idle connection at any time; llama-server does so after
+        every stream, unannounced. Such a request was not read, so sending it again is no second try.
+        """
+        closed = exchange.failure is not None and exchange.failure.kind == "disconnected"
+        return closed and 0 < self._reads_before == self._reads
 
     async def send(self, payload: bytes, exchange: Exchange, timeout_s: float) -> None:
         """Sends one request and waits for the end of its answer, recording both in `exchange`.
@@ -137,6 +156,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._exchange = exchange
         self._done = loop.create_future()
+        self._reads_before = self._reads
         timer = loop.call_later(timeout_s, self._fail, "timeout", f"no complete answer within {timeout_s:g} s")
         try:
             exchange.sent_ns = perf_counter_ns()
@@ -164,6 +184,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = perf_counter_ns()
+        self._reads += 1
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

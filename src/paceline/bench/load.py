@@ -69,6 +69,7 @@ class _Slot:
     endpoint: Endpoint
     tls: ssl.SSLContext | None
     timeout_s: float
+    keep_connection: bool = True
     connection: Connection | None = None
 
     async def open(self) -> None:
@@ -94,6 +95,13 @@ class _Slot:
             raise
         assert self.connection is not None
         await self.connection.send(payload, exchange, self.timeout_s)
+        if self.connection.was_closed_before(exchange):
+            # It would happen again, so from now on each request has a connection of its own.
+            self.keep_connection = False
+            exchange.reconnect()
+            await self._exchange(payload, exchange)
+        elif not self.keep_connection:
+            self.connection.close()
 
     def close(self) -> None:
         if self.connection is not None:

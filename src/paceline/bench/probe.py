@@ -24,7 +24,7 @@ class Server:
     kind: str
     """``vllm``, ``llama.cpp``, ``paceline``, …: what ``owned_by`` of its first model says, else ``unknown``."""
     version: str | None
-    """What ``/version`` or the ``Server`` header says."""
+    """What ``/version``, ``/api/version``, ``/props`` or else the ``Server`` header says."""
 
 
 class Probe:
@@ -39,6 +39,8 @@ class Probe:
             timeout=timeout_s,
             verify=tls if tls is not None else False,
             trust_env=False,
+            # llama-server closes after a stream without saying so; a kept connection would fail at random.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     def __enter__(self) -> "Probe":
@@ -61,13 +63,19 @@ class Probe:
         listed = _json(response).get("data") if response.status_code == 200 else None
         models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
         kind = str(models[0].get("owned_by") or "unknown") if models else "unknown"
-        version = self._request("GET", "/version")
-        stated = _json(version).get("version") if version.status_code == 200 else None
         return Server(
             models=tuple(str(model["id"]) for model in models if "id" in model),
             kind={"llamacpp": "llama.cpp"}.get(kind, kind),
-            version=str(stated) if stated else response.headers.get("server"),
+            version=self._version() or response.headers.get("server"),
         )
+
+    def _version(self) -> str | None:
+        # vLLM and Ollama answer the first (Ollama under /api), llama-server the last.
+        for path, name in (("/version", "version"), ("/api/version", "version"), ("/props", "build_info")):
+            response = self._request("GET", path)
+            if response.status_code == 200 and (stated := _json(response).get(name)):
+                return str(stated)
+        return None
 
     def find_dialect(
         self, api: Api | Literal["auto"], model: str, mode: Mode, temperature: float, prompt: str
@@ -115,7 +123,7 @@ class Probe:
             return self._client.request(method, path, **content)
         except httpx.HTTPError as error:
             raise TargetUnreachableError(
-                f"no server answers at {self.endpoint.url}: {method} {path}: {error or type(error).__name__}.\n"
+                f"no server answers at {self.endpoint.url}: {method} {path}: {error or type(error).__name__}\n"
                 "Start one with `paceline serve`, or give the URL of a running one as argument or in PACELINE_URL"
             ) from None
 

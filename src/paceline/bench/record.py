@@ -56,6 +56,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     status: Status
     error: str | None = None
+    reconnects: int = 0
+    """How often the server turned out to have closed a kept connection; `sent` is of the last sending."""
     server_times: dict[str, float] = {}
     """``queue``, ``prefill``, ``decode`` in ms, as far as the server tells."""
 
@@ -126,6 +128,7 @@ def record_exchange(
         finish_reason=answer.finish_reason,
         status=status,
         error=_redact(error, secret),
+        reconnects=exchange.reconnects,
         server_times=answer.server_times,
     )
 
@@ -139,6 +142,7 @@ def _failed(exchange: Exchange, cell: int, status: Status, error: str, secret: s
         end=exchange.end_ns,
         status=status,
         error=_redact(error, secret),
+        reconnects=exchange.reconnects,
     )
 
 

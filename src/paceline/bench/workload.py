@@ -22,8 +22,8 @@ _CALIBRATION_WORDS = 8
 
 @cache
 def word_list() -> tuple[str, ...]:
-    """Common English words; after a space each is one token in the byte-level BPE vocabularies of GPT-2, Llama 3,
-    Qwen 2 and SmolLM2."""
+    """Common English words; each is one token, at the start of a text and after a space, in the byte-level BPE
+    vocabularies of GPT-2, Llama 3, Qwen 2, Falcon, Command R, DeepSeek and SmolLM2."""
     return tuple((files("paceline.bench") / "words.txt").read_text(encoding="ascii").split())
 
 

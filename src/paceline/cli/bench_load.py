@@ -102,7 +102,7 @@ def load(
         with open_progress() as progress:
             result = run_load(plan, api_key=api_key or None, output=output, progress=progress)
     except KeyboardInterrupt:
-        typer.echo("interrupted before anything was measured", err=True)
+        typer.echo("interrupted; finished cells, if any, are kept", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     raise typer.Exit(_report(result))
 

@@ -42,15 +42,20 @@ def _bar() -> Iterator[Callable[[int, int, str], None]]:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, progress.TaskID] = {}
+    bars = progress.Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, progress.TaskID] = {}
 
-        def show(done: int, total: int, what: str) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
+    def show(done: int, total: int, what: str) -> None:
+        if what not in tasks:
+            bars.start()  # now: most of the time there is nothing to fetch, and nothing to show
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done)
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def _lines() -> Callable[[int, int, str], None]:

@@ -118,7 +118,7 @@ def _summarize_cell(
     rate = 100 * sum(counts.failed.values()) / answered if answered else None
     figures["error_rate"] = Statistic(unit="%", n=answered, mean=rate)
     figures |= _resources(records, samples)
-    return CellSummary(cell.id, cell.params, counts, figures, _notes(ok, counts, cell.params["output_tokens"]))
+    return CellSummary(cell.id, cell.params, counts, figures, _notes(records, ok, counts, cell.params["output_tokens"]))
 
 
 def _count(records: Sequence[RequestRecord]) -> RequestCounts:
@@ -215,7 +215,9 @@ def _resources(records: Sequence[RequestRecord], samples: dict[str, list[tuple[i
     return figures
 
 
-def _notes(ok: Sequence[RequestRecord], counts: RequestCounts, output_tokens: int) -> list[str]:
+def _notes(
+    records: Sequence[RequestRecord], ok: Sequence[RequestRecord], counts: RequestCounts, output_tokens: int
+) -> list[str]:
     notes = []
     counted = [record.tokens for record in ok if record.tokens is not None]
     other = sum(tokens != output_tokens for tokens in counted)
@@ -233,6 +235,9 @@ def _notes(ok: Sequence[RequestRecord], counts: RequestCounts, output_tokens: in
     prompt = sum(_present(lambda record: record.prompt_tokens, ok))
     if cached:
         notes.append(f"{cached} of {prompt} prompt tokens came from the server's prefix cache")
+    reconnects = sum(record.reconnects for record in records)
+    if reconnects:
+        notes.append(f"{reconnects} times the server had closed a kept connection when the next request came")
     if counts.interrupted:
         notes.append(f"interrupted: {counts.interrupted} requests were cut off and count nowhere")
     return notes
