@@ -145,7 +145,8 @@ def _num_blocks(spec: ModelSpec, options: EngineOptions, max_model_len: int) -> 
     if blocks < per_context:
         raise InputError(
             f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, "
-            f"there are {memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to {blocks * BLOCK_SIZE} at most",
+            f"there are {memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to "
+            f"{blocks * BLOCK_SIZE} at most",
             param="kv_memory",
         )
     return blocks
