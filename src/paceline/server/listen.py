@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from paceline import __version__
 from paceline.errors import InputError
 from paceline.server.service import Service
 
@@ -59,7 +60,16 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: FastAPI, *, on_ready: Callable[[], None]) -> None:
         # Logs go to the root logger's handlers, in our format; requests are logged by RequestLog.
         super().__init__(
-            uvicorn.Config(app, http="httptools", log_config=None, access_log=False, backlog=_BACKLOG, lifespan="on")
+            uvicorn.Config(
+                app,
+                http="httptools",
+                log_config=None,
+                access_log=False,
+                backlog=_BACKLOG,
+                lifespan="on",
+                server_header=False,
+                headers=[("Server", f"paceline/{__version__}")],
+            )
         )
         self._service: Service = app.state.service
         self._on_ready = on_ready
