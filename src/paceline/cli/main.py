@@ -31,16 +31,21 @@ for command in (load, engine):
 app.add_typer(bench, name="bench")
 
 
-@app.callback()
-def paceline(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    """Serve a language model on this machine, and measure any server that does."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from paceline import __version__
 
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve a language model on this machine, and measure any server that does."""
 
 
 def main() -> None:

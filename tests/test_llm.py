@@ -1,0 +1,133 @@
+"""The offline engine on the real model, in the shape that vLLM's users know."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.errors import InputError, ModelFileError, PacelineError
+from paceline.executors.base import Batch, StepResult
+from paceline.executors.native import NativeExecutor
+from paceline.llm import EngineOptions, load_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), max_model_len=512) as model:
+        yield model
+
+
+def test_generate_answers_in_the_order_of_the_prompts(llm: LLM) -> None:
+    results = llm.generate(["The capital of France is", "1, 2, 3, 4,"], GREEDY, use_tqdm=False)
+    assert [result.prompt for result in results] == ["The capital of France is", "1, 2, 3, 4,"]
+    assert results[0].outputs[0].text.startswith(" Paris")
+    assert results[1].outputs[0].text.startswith(" 5")
+    for result in results:
+        assert list(result.prompt_token_ids) == llm.model.tokenizer.encode(result.prompt or "")
+        assert len(result.outputs[0].token_ids) == result.usage.completion_tokens == 6
+        assert result.outputs[0].finish_reason == "length"
+
+
+def test_token_ids_and_texts_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.model.tokenizer.encode("The capital of France is")
+    by_text = llm.generate("The capital of France is", GREEDY, use_tqdm=False)
+    one, several = llm.generate(ids, GREEDY, use_tqdm=False), llm.generate([ids, ids], GREEDY, use_tqdm=False)
+    texts = {result.outputs[0].text for result in [*by_text, *one, *several]}
+    assert len(texts) == 1
+    assert one[0].prompt is None
+
+
+def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
+    lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
+    results = llm.generate(["Hello", "Hello"], lengths, use_tqdm=False)
+    assert [len(result.outputs[0].token_ids) for result in results] == [1, 5]
+    with pytest.raises(InputError, match="2 sampling_params for 1 prompts"):
+        llm.generate("Hello", lengths)
+
+
+def test_stop_strings_and_logprobs_come_through(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=30, stop=[" 8"], logprobs=2)
+    output = llm.generate("1, 2, 3, 4,", params, use_tqdm=False)[0].outputs[0]
+    assert output.text == " 5, 6, 7,"
+    assert (output.finish_reason, output.stop_reason) == ("stop", " 8")
+    assert len(output.logprobs) == len(output.token_ids)
+    assert all(len(entry.top) == 2 and entry.logprob <= 0 for entry in output.logprobs)
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is 2 + 2?"}]
+    alone = llm.chat(question, GREEDY, use_tqdm=False)
+    both = llm.chat([question, question], GREEDY, use_tqdm=False)
+    assert {result.outputs[0].text for result in [*alone, *both]} == {alone[0].outputs[0].text}
+    assert alone[0].prompt is not None
+    assert "You are a helpful AI assistant named SmolLM" in alone[0].prompt
+    pirate = llm.chat(question, GREEDY, system="You are a pirate.", use_tqdm=False)[0]
+    assert "You are a pirate." in (pirate.prompt or "")
+
+
+def test_a_prompt_that_cannot_run_leaves_the_others_out_of_the_engine(llm: LLM) -> None:
+    with pytest.raises(InputError, match="512"):
+        llm.generate(["Hello", "word " * 600], GREEDY, use_tqdm=False)
+    assert not llm.model.engine.has_work
+    assert llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_an_interrupt_leaves_the_engine_empty(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_self: NativeExecutor, _batch: Batch) -> StepResult:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeExecutor, "execute", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["Hello", "World"], GREEDY, use_tqdm=False)
+    assert not llm.model.engine.has_work
+    assert llm.model.engine.stats().kv_blocks_used == 0
+    assert llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_a_failed_request_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: NativeExecutor, _batch: Batch) -> StepResult:
+        raise RuntimeError("no such luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeExecutor, "execute", fail)
+        with pytest.raises(PacelineError, match="no such luck"):
+            llm.generate("Hello", GREEDY, use_tqdm=False)
+    assert not llm.model.engine.has_work
+
+
+def test_unknown_options_are_named(smollm2_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no option max_len; there are: max_model_len, "):
+        LLM(str(smollm2_path), max_len=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 9000}, "max_model_len is 9000, but .* trained for 8192"),
+        ({"kv_memory": 2**20}, "8192 tokens needs 180 MiB of KV cache, there are 1: .*--max-model-len to 32 at most"),
+        ({"max_num_seqs": 600}, "max_num_batched_tokens 512 is below max_num_seqs 600"),
+        ({"chat_template": Path("no-such.jinja")}, r"no-such\.jinja"),
+    ],
+)
+def test_options_that_cannot_be_had_are_refused_with_numbers(
+    smollm2_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(str(smollm2_path), options=EngineOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    wrong = tmp_path / "model.gguf"
+    wrong.write_bytes(b"PK\x03\x04 not a model")
+    with pytest.raises(ModelFileError, match="not a GGUF file"):
+        load_model(str(wrong))
+
+
+def test_the_mapping_of_the_file_is_dropped_after_loading(smollm2_path: Path) -> None:
+    with LLM(str(smollm2_path), max_model_len=64) as llm:
+        assert smollm2_path.name not in Path("/proc/self/maps").read_text()
+        assert llm.model.describe()["model"].startswith("SmolLM2-135M-Instruct.Q4_1 (instruct), llama, Q4_1 + Q8_0")
