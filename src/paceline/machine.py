@@ -1,10 +1,11 @@
-"""What this process may use of the machine: cores and memory, cgroup limits (containers, systemd) included."""
+"""What this process may use of the machine: cores and memory, cgroup limits (containers, systemd) included; GPUs."""
 
 import os
 from math import ceil
 from pathlib import Path
 
 import psutil
+import pynvml
 
 _CGROUP = Path("/sys/fs/cgroup")
 """Version 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html); inside a container its own limits stand here."""
@@ -28,6 +29,16 @@ def free_memory() -> int:
         statistics = dict(line.split() for line in _read("memory.stat").splitlines())
         free = min(free, int(limit) - int(used) + int(statistics.get("inactive_file", 0)))
     return max(free, 0)
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that NVIDIA's driver shows; none without a driver."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
 
 
 def _read(name: str) -> str:

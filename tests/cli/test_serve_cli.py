@@ -22,8 +22,10 @@ import typer
 from typer.testing import CliRunner
 
 from paceline import llm
-from paceline.cli.serve import announce, parse_size, serve, start_screen, unused_gpus
+from paceline.cli.serve import announce, serve, start_screen
+from paceline.cli.size import parse_size
 from paceline.errors import InputError
+from paceline.machine import gpu_names
 from tests.server.fakes import tiny_model, wait_until
 from tests.server.serve_process import ROOT, ServeProcess
 
@@ -260,7 +262,7 @@ def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.Mon
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    assert unused_gpus() == []
+    assert gpu_names() == []
     assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", guarded=False))
 
 

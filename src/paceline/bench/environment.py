@@ -1,14 +1,13 @@
 """The machine and software a run was made on, as every run stores it."""
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
 
 import paceline
+from paceline.machine import gpu_names, usable_cores
 
 _ISA_FLAGS = (
     "avx2",
@@ -33,10 +32,10 @@ def describe_environment() -> dict[str, Any]:
         "cpu": cpuinfo.get("model name") or platform.processor() or None,
         "cores_physical": psutil.cpu_count(logical=False),
         "cores_logical": psutil.cpu_count(),
-        "cores_usable": len(os.sched_getaffinity(0)),
+        "cores_usable": usable_cores(),
         "instruction_sets": [flag for flag in _ISA_FLAGS if flag in flags],
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(),
+        "gpus": gpu_names(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "paceline": paceline.__version__,
@@ -52,12 +51,3 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _gpus() -> list[str]:
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []

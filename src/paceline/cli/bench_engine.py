@@ -36,7 +36,7 @@ def engine(
     """
     from paceline.bench.offline import Shape, check_fits, measure
     from paceline.cli.pull import pull_progress
-    from paceline.cli.serve import parse_size
+    from paceline.cli.size import parse_size
     from paceline.errors import InputError
     from paceline.llm import EngineOptions, load_model
 

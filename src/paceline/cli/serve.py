@@ -43,6 +43,7 @@ def serve(
     Example: paceline serve smollm2-135m --port 8000
     """
     from paceline.cli.pull import pull_progress
+    from paceline.cli.size import parse_size
     from paceline.llm import EngineOptions, load_model
     from paceline.server.app import create_app
     from paceline.server.listen import HttpServer, bind
@@ -76,38 +77,12 @@ def serve(
             loaded.close()
 
 
-def parse_size(text: str) -> int:
-    """Bytes of a size such as ``2GiB``, ``512MiB`` or ``1.5G`` (units are powers of 1024).
-
-    Raises:
-        InputError: it is no such size.
-    """
-    import re
-
-    from paceline.errors import InputError
-
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise InputError(f"--kv-memory {text!r} is not a size; write it like 2GiB or 512MiB", param="kv_memory")
-    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1))
-
-
-def unused_gpus() -> list[str]:
-    """Names of the GPUs that NVIDIA's driver shows; this version computes on the CPU only."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-
-
 def start_screen(loaded: "LoadedModel", name: str, url: str, *, guarded: bool) -> list[tuple[str, str]]:
     """What the operator should know when the server is ready: (label, text) in reading order."""
+    from paceline.machine import gpu_names
+
     rows = [*loaded.describe().items()]
-    gpus = unused_gpus()
+    gpus = gpu_names()
     if gpus:
         rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; this version computes on the CPU"))
     rows.append(("ready", f"{url}  (interactive reference: {url}/docs)"))
