@@ -89,6 +89,7 @@ class ProgressLines:
         self.say(f"{self._title}: {progress.done}/{progress.total} {what}, {progress.failed} failed")
 
 
-def open_progress(stream: TextIO = sys.stderr) -> ProgressBar | ProgressLines:
-    """A context manager: the bar for a terminal, the lines for everything else."""
+def open_progress(stream: TextIO | None = None) -> ProgressBar | ProgressLines:
+    """A context manager: the bar for a terminal, the lines for everything else; by default on standard error."""
+    stream = stream or sys.stderr
     return ProgressBar(stream) if stream.isatty() else ProgressLines(stream)
