@@ -196,6 +196,7 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
                                                   std::to_string(config_.max_positions));
   const std::vector<Tile> tiles = attention_tiles(batch);
   const int tokens = batch.tokens();
+  const std::lock_guard<std::mutex> lock(turn_);
   pool_.run([&](int member) {
     copy_blocks(batch);
     embed(batch);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "batch.hpp"
@@ -42,6 +43,7 @@ class Model {
   // Called once all weights are set, before the first step.
   void finish_loading();
 
+  // Calls from several threads take turns.
   StepResult step(const Batch& batch);
   // The raw logits of the batch's rows, [rows, vocab_size], instead of tokens.
   std::vector<float> logits(const Batch& batch);
@@ -84,6 +86,7 @@ class Model {
   void linear_unit(const Matrix& w, const Rows& in, int rows, int unit, float* out, ptrdiff_t stride, bool accumulate,
                    int member);
 
+  std::mutex turn_;
   const ModelConfig config_;
   const Kernels& kernels_;
   ThreadPool pool_;

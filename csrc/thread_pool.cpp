@@ -23,10 +23,17 @@ inline void relax() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : size_(threads < 1 ? 1 : threads) {
-  for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { serve(member); });
+  try {
+    for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { serve(member); });
+  } catch (...) {  // the system grants no more threads
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   job_number_.fetch_add(1, std::memory_order_release);
   job_number_.notify_all();

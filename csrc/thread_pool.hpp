@@ -35,6 +35,7 @@ class ThreadPool {
  private:
   void barrier();
   void serve(int member);
+  void stop();
   // Waits until `value` differs from `old`: spins first, since the wait is usually shorter than a trip through the
   // kernel, then parks, so that a busy machine gets its core back.
   static void wait_change(const std::atomic<uint32_t>& value, uint32_t old, int spins);

@@ -1,8 +1,11 @@
 """The offline engine on the real model, in the shape that vLLM's users know."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import LLM, SamplingParams
@@ -99,6 +102,57 @@ def test_a_failed_request_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     assert not llm.model.engine.has_work
 
 
+def test_threads_take_turns(llm: LLM) -> None:
+    expected = [result.outputs[0].text for result in llm.generate(["Hello", "1, 2, 3,"], GREEDY, use_tqdm=False)]
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(llm.generate, prompt, GREEDY, use_tqdm=False) for prompt in ["Hello", "1, 2, 3,"] * 4]
+        assert [future.result(timeout=60)[0].outputs[0].text for future in futures] == expected * 4
+
+
+def test_numpy_ids_are_token_ids(llm: LLM) -> None:
+    ids = llm.model.tokenizer.encode("The capital of France is")
+    by_list = llm.generate(ids, GREEDY, use_tqdm=False)
+    for prompt in (np.array(ids), [np.array(ids)]):
+        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs == by_list[0].outputs
+
+
+@pytest.mark.parametrize("prompts", [[None], [[1, "a"]], [{"prompt": "x"}], [1.5]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InputError, match="a prompt is a string or a list of token ids"):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], "greedy"])
+def test_what_are_no_sampling_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(InputError, match="sampling_params is a SamplingParams or a list of them"):
+        llm.generate("Hello", params)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "message"),
+    [
+        ([], "messages is empty"),
+        ([{"role": "wizard", "content": "hi"}], r"messages\[0\] has the role 'wizard'; there are system, developer"),
+        ([{"role": "user"}], r"messages\[0\] has the content None; a string is needed"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "only parts of type 'text' are supported"),
+        (["hi"], "must be a dict with role and content"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, conversation: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llm.chat(conversation, GREEDY)
+
+
+def test_chat_takes_openais_newer_forms(llm: LLM) -> None:
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\nthere"}]
+    newer = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
+    ]
+    first, second = llm.chat([plain, newer], GREEDY, use_tqdm=False)
+    assert first.prompt == second.prompt
+
+
 def test_unknown_options_are_named(smollm2_path: Path) -> None:
     with pytest.raises(InputError, match=r"no option max_len; there are: max_model_len, "):
         LLM(str(smollm2_path), max_len=5)
@@ -108,9 +162,15 @@ def test_unknown_options_are_named(smollm2_path: Path) -> None:
     ("options", "message"),
     [
         ({"max_model_len": 9000}, "max_model_len is 9000, but .* trained for 8192"),
-        ({"kv_memory": 2**20}, "8192 tokens needs 180 MiB of KV cache, there are 1: .*--max-model-len to 32 at most"),
+        ({"kv_memory": 2**20}, "8192 tokens needs 180 MiB of KV cache, there are 1: .*max_model_len to 32 at most"),
+        ({"kv_memory": 10**15}, "a KV cache of 953674316 MiB does not fit the [0-9]+ MiB of memory"),
+        ({"kv_memory": -1}, "kv_memory is -1; a positive integer is needed"),
+        ({"kv_memory": "1GiB"}, "kv_memory is '1GiB'; a positive integer is needed"),
+        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; there are f16, f32"),
+        ({"threads": 0}, "threads is 0; a positive integer"),
+        ({"threads": 100_000}, "threads is 100000, but this process may use [0-9]+ core"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens 512 is below max_num_seqs 600"),
-        ({"chat_template": Path("no-such.jinja")}, r"no-such\.jinja"),
+        ({"chat_template": "no-such.jinja"}, r"no-such\.jinja"),
     ],
 )
 def test_options_that_cannot_be_had_are_refused_with_numbers(

@@ -1,12 +1,16 @@
 """The composition root: model file -> executor -> engine; and LLM, the engine without HTTP."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from threading import Lock
+from typing import Any, Self, get_args
+
+import numpy as np
 
 from paceline.engine.engine import Engine, EngineConfig
 from paceline.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs, Usage
@@ -16,7 +20,7 @@ from paceline.executors.native import KVDType, NativeExecutor, kv_bytes_per_bloc
 from paceline.machine import free_memory, usable_cores
 from paceline.models import catalog
 from paceline.models.architectures import model_weights
-from paceline.models.chat import ChatTemplate, Message, no_template_error, with_default_system
+from paceline.models.chat import ChatTemplate, Message, checked_messages, no_template_error, with_default_system
 from paceline.models.gguf import read_gguf
 from paceline.models.spec import ModelSpec, ModelWeights
 from paceline.models.tokenizer import Tokenizer
@@ -38,9 +42,28 @@ class EngineOptions:
     kv_dtype: KVDType = "f16"
     threads: int | None = None
     """None: one per usable core."""
-    chat_template: Path | None = None
+    chat_template: Path | str | None = None
     """A jinja file instead of the model's own template."""
     enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises InputError: a value of the wrong type, or out of range."""
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads"):
+            value = getattr(self, name)
+            optional = self.__dataclass_fields__[name].default is None
+            if not (value is None and optional) and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} is {value!r}; a positive integer is needed", param=name)
+        if self.kv_dtype not in get_args(KVDType):
+            raise InputError(
+                f"kv_dtype is {self.kv_dtype!r}; there are {', '.join(get_args(KVDType))}", param="kv_dtype"
+            )
+        cores = usable_cores()
+        if self.threads is not None and self.threads > cores:
+            raise InputError(
+                f"threads is {self.threads}, but this process may use {cores} core{'s' if cores > 1 else ''}: "
+                "more threads than cores only wait for each other",
+                param="threads",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +118,7 @@ def load_model(
         if options.chat_template is None:
             chat_template = ChatTemplate.from_gguf(file.metadata, tokenizer)
         else:
-            chat_template = ChatTemplate.from_file(options.chat_template, tokenizer)
+            chat_template = ChatTemplate.from_file(Path(options.chat_template), tokenizer)
     max_model_len = _max_model_len(weights.spec, options)
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -138,15 +161,21 @@ def _max_model_len(spec: ModelSpec, options: EngineOptions) -> int:
 def _num_blocks(spec: ModelSpec, options: EngineOptions, max_model_len: int) -> int:
     per_block = kv_bytes_per_block(spec, options.kv_dtype)
     per_context = -(-max_model_len // BLOCK_SIZE)
+    free = free_memory()
     memory = options.kv_memory
     if memory is None:
-        memory = min(free_memory() // 4, options.max_num_seqs * per_context * per_block)
+        memory = min(free // 4, options.max_num_seqs * per_context * per_block)
+    if memory > free:
+        raise InputError(
+            f"a KV cache of {memory / 2**20:.0f} MiB does not fit the {free / 2**20:.0f} MiB of memory that are free",
+            param="kv_memory",
+        )
     blocks = memory // per_block
     if blocks < per_context:
         raise InputError(
             f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, "
-            f"there are {memory / 2**20:.0f}: set --kv-memory higher, or --max-model-len to "
-            f"{blocks * BLOCK_SIZE} at most",
+            f"there are {memory / 2**20:.0f}: give it more memory (kv_memory)"
+            + (f", or set max_model_len to {blocks * BLOCK_SIZE} at most" if blocks else ""),
             param="kv_memory",
         )
     return blocks
@@ -185,7 +214,7 @@ class GenerationResult:
 
 
 class LLM:
-    """A model to call from Python: the serving engine without HTTP.
+    """A model to call from Python: the serving engine without HTTP. Calls from several threads take turns.
 
     Example:
         >>> llm = LLM("smollm2-135m")
@@ -205,6 +234,7 @@ class LLM:
             known = ", ".join(EngineOptions.__dataclass_fields__)
             raise InputError(f"LLM has no option {', '.join(sorted(unknown))}; there are: {known}")
         self.model = load_model(model, options=EngineOptions(**options))
+        self._turn = Lock()
 
     def generate(
         self,
@@ -245,9 +275,9 @@ class LLM:
         template = self.model.chat_template
         if template is None:
             raise no_template_error()
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: list[Sequence[Message]] = list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
-        opened = [with_default_system(conversation, system) for conversation in conversations]
+        several = bool(messages) and isinstance(messages[0], list | tuple)
+        conversations: list[Any] = list(messages) if several else [messages]
+        opened = [with_default_system(checked_messages(conversation), system) for conversation in conversations]
         texts = [template.render(conversation) for conversation in opened]
         return self._run(texts, [template.encode(conversation) for conversation in opened], sampling_params, use_tqdm)
 
@@ -268,6 +298,13 @@ class LLM:
         use_tqdm: bool,
     ) -> list[GenerationResult]:
         parameters = _one_each(sampling_params, len(encoded))
+        with self._turn:
+            news = self._news(encoded, parameters, use_tqdm)
+        return [_result(*each) for each in zip(texts, encoded, news, strict=True)]
+
+    def _news(
+        self, encoded: Sequence[Sequence[int]], parameters: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[list[RequestOutput]]:
         engine = self.model.engine
         request_ids: list[str] = []
         try:
@@ -281,33 +318,34 @@ class LLM:
             while engine.has_work:
                 engine.step()
             raise
-        return [
-            _result(text, ids, news[request_id])
-            for text, ids, request_id in zip(texts, encoded, request_ids, strict=True)
-        ]
+        return [news[request_id] for request_id in request_ids]
 
 
-def _listed_prompts(
-    prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-) -> list[str | Sequence[int]]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _listed_prompts(prompts: Any) -> list[str | list[int]]:
+    """The prompts as a list of texts and lists of token ids; a text or a list of ids is one prompt."""
+    if isinstance(prompts, str) or any(isinstance(prompt, Integral) for prompt in prompts):
+        prompts = [prompts]
+    return [prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts]
 
 
-def _one_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
+def _token_ids(prompt: Any) -> list[int]:
+    if not isinstance(prompt, Sequence | np.ndarray) or not all(isinstance(token, Integral) for token in prompt):
+        raise InputError(f"a prompt is a string or a list of token ids, not {prompt!r:.200}", param="prompts")
+    return [int(token) for token in prompt]
+
+
+def _one_each(sampling_params: Any, count: int) -> Sequence[SamplingParams]:
     if sampling_params is None:
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
-    if len(sampling_params) != count:
+    if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
         raise InputError(
-            f"{len(sampling_params)} sampling_params for {count} prompts; one each is needed, or one for all"
+            f"sampling_params is a SamplingParams or a list of them, not {sampling_params!r:.200}",
+            param="sampling_params",
         )
+    if len(sampling_params) != count:
+        raise InputError(f"{len(sampling_params)} sampling_params for {count} prompts: one each, or one for all")
     return sampling_params
 
 

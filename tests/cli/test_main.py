@@ -99,7 +99,7 @@ def test_a_file_that_is_no_gguf_is_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_the_demo_does_everything_once(smollm2_path: Path, tmp_path: Path) -> None:
-    run = paceline("demo", "--output", str(tmp_path / "run"), timeout=280)
+    run = paceline("demo", "--output", str(tmp_path / "run"), timeout=280, PACELINE_API_KEY="secret")
     assert run.returncode == 0, run.stderr
     for sign in (
         "1. Fetching",

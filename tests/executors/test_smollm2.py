@@ -134,7 +134,7 @@ def first_gaps(path: Path, tokenizer: Tokenizer, transformers_model: Any, prompt
     """For each greedy continuation of 64 tokens that differs from transformers': how far the reference's best two
     logits are apart where it first does."""
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    with LLM(str(path), max_model_len=512, threads=2) as llm:
+    with LLM(str(path), max_model_len=512) as llm:
         results = llm.generate(prompts, params, use_tqdm=False)
     gaps = []
     for ids, result in zip(prompts, results, strict=True):
@@ -221,7 +221,7 @@ def test_bits_do_not_depend_on_threads(smollm2_path: Path, long_ids: list[int], 
 
 @pytest.fixture(scope="module")
 def sampled_alone(smollm2_path: Path) -> Iterator[list[tuple[int, ...]]]:
-    with LLM(str(smollm2_path), max_model_len=512, enable_prefix_caching=False, threads=2) as llm:
+    with LLM(str(smollm2_path), max_model_len=512, enable_prefix_caching=False) as llm:
         yield [
             llm.generate(prompt, params(i), use_tqdm=False)[0].outputs[0].token_ids for i, prompt in enumerate(PROMPTS)
         ]
@@ -244,7 +244,7 @@ def params(i: int) -> SamplingParams:
 def test_an_answer_is_the_same_whatever_the_engine_went_through(
     smollm2_path: Path, sampled_alone: list[tuple[int, ...]], options: dict[str, int]
 ) -> None:
-    with LLM(str(smollm2_path), threads=2, **({"max_model_len": 512} | options)) as llm:
+    with LLM(str(smollm2_path), **({"max_model_len": 512} | options)) as llm:
         for _round in range(2):  # the second one finds the prompts in the prefix cache
             results = llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))], use_tqdm=False)
             assert [result.outputs[0].token_ids for result in results] == sampled_alone

@@ -54,6 +54,7 @@ def _say(text: str) -> None:
 @contextmanager
 def _server() -> Iterator[str]:
     """A `paceline serve` of our own on a free port, for as long as the block runs; gives its URL."""
+    import os
     import re
     import subprocess
     import sys
@@ -64,9 +65,13 @@ def _server() -> Iterator[str]:
 
     command = [sys.executable, "-m", "paceline.cli.main", "serve", MODEL, "--port", "0"]
     print("$ paceline", *command[3:], flush=True)
+    # A key in the environment guards the user's own servers, not this one.
+    environment = {name: value for name, value in os.environ.items() if name != "PACELINE_API_KEY"}
     with tempfile.TemporaryFile("w+") as log:
         # A session of its own: Ctrl-C reaches only us, and we end the server in good order.
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
             deadline = time.monotonic() + _START_SECONDS
             while (ready := re.search(r"ready: (\S+)", _written(log))) is None:

@@ -138,6 +138,52 @@ def with_default_system(messages: Sequence[Message], system: str | None) -> list
     return [{"role": "system", "content": system}, *messages]
 
 
+ROLES = ("system", "developer", "user", "assistant")
+
+
+def checked_messages(messages: Sequence[Message]) -> list[Message]:
+    """A conversation as templates know it: contents as strings, OpenAI's newer ``developer`` as ``system``.
+
+    Raises:
+        InputError: there is no message, or one has an unknown role or a content that is no text.
+    """
+    if not messages:
+        raise InputError("messages is empty: a conversation has at least one message", param="messages")
+    return [_checked_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _checked_message(message: Message, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise InputError(f"{where} must be a dict with role and content, got {message!r}", param="messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InputError(f"{where} has the role {role!r}; there are {', '.join(ROLES)}", param="messages")
+    try:
+        content = joined_text_parts(message.get("content"))
+    except ValueError as error:
+        raise InputError(f"{where}: {error}", param="messages") from None
+    if not isinstance(content, str):
+        raise InputError(f"{where} has the content {content!r}; a string is needed", param="messages")
+    return {**message, "role": "system" if role == "developer" else role, "content": content}
+
+
+def joined_text_parts(content: object) -> object:
+    """A list of text parts becomes one string, a line each, as in vLLM and llama.cpp; anything else is left as it is.
+
+    Raises:
+        ValueError: a part is no text.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"only parts of type 'text' are supported, not {kind!r}")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
 class _Joints:
     """Guards the ends of a message's string, where it could complete a control token with the text beside it."""
 
