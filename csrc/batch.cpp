@@ -38,10 +38,13 @@ void validate_sequences(const Batch& b, const BatchLimits& limits) {
   require(sequences > 0 && b.query_start[0] == 0, "query_start must begin with 0", sequences, 0);
   require(b.query_start[sequences] == tokens, "query_start must end with the number of tokens",
           b.query_start[sequences], tokens);
+  std::vector<bool> written(limits.num_blocks);
   for (int s = 0; s < sequences; ++s) {
     const int begin = b.query_start[s], end = b.query_start[s + 1];
     require(begin >= 0 && begin < end && end <= tokens, "a sequence has no tokens", begin, end);
     require(b.adapter[s] == 0, "adapters are not supported", b.adapter[s], 0);
+    require(b.context_len[s] <= limits.max_positions, "context_len is beyond the model's", b.context_len[s],
+            limits.max_positions);
     require(b.context_len[s] >= end - begin, "context_len is shorter than the query", b.context_len[s], end - begin);
     const size_t blocks = (static_cast<size_t>(b.context_len[s]) + kBlockTokens - 1) / kBlockTokens;
     require(blocks <= b.blocks_per_table, "a block table is too short for its context",
@@ -50,6 +53,11 @@ void validate_sequences(const Batch& b, const BatchLimits& limits) {
       require(b.block_table(s)[i] >= 0 && b.block_table(s)[i] < limits.num_blocks, "block out of range",
               b.block_table(s)[i], limits.num_blocks);
     const int first = b.context_len[s] - (end - begin);
+    for (size_t i = first / kBlockTokens; i < blocks; ++i) {
+      const int block = b.block_table(s)[i];
+      require(!written[block], "two sequences write the same block", block, s);
+      written[block] = true;
+    }
     for (int t = begin; t < end; ++t)
       require(b.positions[t] == first + t - begin, "positions must run up to context_len", b.positions[t],
               first + t - begin);
@@ -78,9 +86,13 @@ void validate_rows(const Batch& b, const BatchLimits& limits) {
             limits.vocab_size);
     require(b.num_logprobs[r] >= -1 && b.num_logprobs[r] <= limits.vocab_size, "num_logprobs out of range",
             b.num_logprobs[r], limits.vocab_size);
-    require(b.temperature[r] >= 0 && std::isfinite(b.temperature[r]), "temperature must be finite and not negative",
+    require(b.temperature[r] >= 0 && std::isfinite(b.temperature[r]), "a temperature is negative or not finite",
             static_cast<long long>(r), static_cast<long long>(rows));
-    require(b.repetition[r] > 0, "repetition must be above 0", static_cast<long long>(r),
+    require(b.repetition[r] > 0 && std::isfinite(b.repetition[r]) && std::isfinite(b.presence[r]) &&
+                std::isfinite(b.frequency[r]),
+            "a penalty is not finite, or a repetition penalty not above 0", static_cast<long long>(r),
+            static_cast<long long>(rows));
+    require(!std::isnan(b.top_p[r]) && !std::isnan(b.min_p[r]), "top_p or min_p is NaN", static_cast<long long>(r),
             static_cast<long long>(rows));
   }
   require_size(b.seen_output_count, b.seen_ids.size, "seen_output_count");
@@ -90,6 +102,9 @@ void validate_rows(const Batch& b, const BatchLimits& limits) {
   for (const Span<int32_t>* ids : {&b.seen_ids, &b.bias_ids})
     for (size_t i = 0; i < ids->size; ++i)
       require((*ids)[i] >= 0 && (*ids)[i] < limits.vocab_size, "token out of range", (*ids)[i], limits.vocab_size);
+  for (size_t i = 0; i < b.bias.size; ++i)
+    require(b.bias[i] < INFINITY, "a bias is NaN or +infinity", static_cast<long long>(i),
+            static_cast<long long>(b.bias.size));
   if (b.mask_row.empty()) return;
   require_size(b.mask_row, rows, "mask_row");
   const size_t words = (static_cast<size_t>(limits.vocab_size) + 31) / 32;

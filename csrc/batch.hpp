@@ -53,7 +53,7 @@ struct StepResult {
 };
 
 struct BatchLimits {
-  int vocab_size, num_blocks, max_tokens;
+  int vocab_size, num_blocks, max_tokens, max_positions;
 };
 
 // Checks every size and index that the computation relies on. Throws std::invalid_argument.

@@ -2,8 +2,8 @@
 //
 // Positions are walked in partitions of kPartition tokens aligned to absolute positions. Within one, all scores are
 // computed, then their maximum, then exp and the weighted sum of V token by token; partitions are merged in ascending
-// order. A query's result depends on its own positions alone: masked tokens have weight exactly 0, and a partition that
-// lies wholly behind a query's position is left out.
+// order. A query's result depends on what it may see alone: the scores of later tokens are masked, their values never
+// touched (0 times NaN is NaN), and a partition that lies wholly behind its position is left out.
 
 template <bool kHalf>
 inline F32 load_kv(const void* base, size_t at) {
@@ -38,8 +38,8 @@ struct Attention {
     return block * kv.block_stride + static_cast<size_t>(tile.kv_head) * kv.head_dim * kBlockTokens;
   }
 
-  // Scores of the 32 tokens from `token` on, at full width; those a query may not see are -infinity.
-  void score_block(int token, float* const (&to)[kQueries]) {
+  // Scores of the 32 tokens from `token` on, at full width, to weights[.][at ..]; -infinity where a query may not see.
+  void score_block(int token, int at) {
     const size_t keys = block_offset(token);
     F32 acc[kQueries][2];
     for (int i = 0; i < kQueries; ++i) acc[i][0] = acc[i][1] = zero();
@@ -55,20 +55,15 @@ struct Attention {
     const F32 scale = splat(tile.scale), hidden = splat(-__builtin_inff());
     for (int i = 0; i < kQueries; ++i) {
       const int visible = position[i] + 1 - token;
-      store(to[i], select_first(visible, mul(acc[i][0], scale), hidden));
-      store(to[i] + 16, select_first(visible - 16, mul(acc[i][1], scale), hidden));
+      store(weights[i] + at, select_first(visible, mul(acc[i][0], scale), hidden));
+      store(weights[i] + at + 16, select_first(visible - 16, mul(acc[i][1], scale), hidden));
     }
   }
 
   // Turns query i's scores into weights and works out how the partition merges with what came before.
   void softmax(int i, int begin, int padded) {
+    if (position[i] < begin) return;
     float* w = weights[i];
-    if (begin > position[i]) {
-      for (int t = 0; t < padded; t += 16) store(w + t, zero());
-      keep[i] = 1.0f;
-      take[i] = 0.0f;
-      return;
-    }
     F32 largest = load(w);
     for (int t = 16; t < padded; t += 16) largest = max(largest, load(w + t));
     const float top = reduce_max(largest);
@@ -92,12 +87,14 @@ struct Attention {
   }
 
   void add_values(int begin, int tokens) {
+    // All queries see the tokens up to the first one's position; the few after that are for the later ones only.
+    const int common = position[0] + 1 - begin < 0 ? 0 : position[0] + 1 - begin < tokens ? position[0] + 1 - begin : tokens;
     for (int d = 0; d < kv.head_dim; d += 32) {
       F32 acc[kQueries][2];
       for (int i = 0; i < kQueries; ++i) acc[i][0] = acc[i][1] = zero();
-      for (int block = 0; block < tokens; block += kBlockTokens) {
+      for (int block = 0; block < common; block += kBlockTokens) {
         const size_t values = block_offset(begin + block) + d;
-        const int count = tokens - block < kBlockTokens ? tokens - block : kBlockTokens;
+        const int count = common - block < kBlockTokens ? common - block : kBlockTokens;
         for (int t = 0; t < count; ++t) {
           const F32 low = load_kv<kHalf>(kv.v, values + static_cast<size_t>(t) * kv.head_dim);
           const F32 high = load_kv<kHalf>(kv.v, values + static_cast<size_t>(t) * kv.head_dim + 16);
@@ -108,8 +105,17 @@ struct Attention {
           }
         }
       }
+      for (int t = common; t < tokens; ++t) {
+        const size_t values = block_offset(begin + t) + static_cast<size_t>(t % kBlockTokens) * kv.head_dim + d;
+        for (int i = 0; i < kQueries; ++i) {
+          if (position[i] < begin + t) continue;
+          const F32 weight = splat(weights[i][t]);
+          acc[i][0] = fma(weight, load_kv<kHalf>(kv.v, values), acc[i][0]);
+          acc[i][1] = fma(weight, load_kv<kHalf>(kv.v, values + 16), acc[i][1]);
+        }
+      }
       for (int i = 0; i < kQueries; ++i) {
-        if (take[i] == 0.0f && keep[i] == 1.0f) continue;
+        if (position[i] < begin) continue;
         for (int half = 0; half < 2; ++half) {
           float* sum = sums[i] + d + 16 * half;
           store(sum, fma(load(sum), splat(keep[i]), mul(acc[i][half], splat(take[i]))));
@@ -123,11 +129,7 @@ struct Attention {
     for (int begin = 0; begin <= last; begin += kPartition) {
       const int tokens = last + 1 - begin < kPartition ? last + 1 - begin : kPartition;
       const int padded = (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-      for (int t = 0; t < padded; t += kBlockTokens) {
-        float* to[kQueries];
-        for (int i = 0; i < kQueries; ++i) to[i] = weights[i] + t;
-        score_block(begin + t, to);
-      }
+      for (int t = 0; t < padded; t += kBlockTokens) score_block(begin + t, t);
       for (int i = 0; i < kQueries; ++i) softmax(i, begin, padded);
       add_values(begin, tokens);
     }

@@ -4,10 +4,6 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
-constexpr bool is_affine(Form f) { return f == Form::kAffine4 || f == Form::kAffine8; }
-constexpr bool is_eight_bit(Form f) { return f == Form::kSymmetric8 || f == Form::kAffine8; }
-constexpr int code_bytes(Form f) { return is_eight_bit(f) ? 512 : 256; }
-
 template <Form kForm>
 inline void load_group(const uint8_t* record, Codes (&u)[8]) {
   if constexpr (is_eight_bit(kForm)) {
@@ -54,6 +50,7 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out,
     load_group<kForm>(record, u);
     const F32 d = load_half(scales<kForm>(record));
     const F32 m = kAffine ? load_half(scales<kForm>(record) + kPanel) : zero();
+#pragma GCC unroll 8  // or GCC keeps the sums in memory
     for (int r = 0; r < kRows; ++r) {
       const size_t group = static_cast<size_t>(row + r) * groups + g;
       const int8_t* q = x.q + group * kGroup;
@@ -121,12 +118,11 @@ void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, in
     for (int p = 0; p < kPanels; ++p) put(out + r * out_stride + p * kPanel, acc[r][p], accumulate);
 }
 
-// Calls tile(std::integral_constant-like size, offset) for pieces of n of at most kMost, a power-of-two tail after that.
+// Cuts rows at .. n into tiles: as many of kSize as fit, then of 4, 2 and 1. tile.operator()<size>(first row).
 template <int kSize, typename Tile>
-inline int cover(int n, int at, Tile tile) {
+inline void cover(int n, int at, Tile tile) {
   for (; n - at >= kSize; at += kSize) tile.template operator()<kSize>(at);
-  if constexpr (kSize > 1) return cover<(kSize > 4 ? 4 : kSize / 2)>(n, at, tile);
-  return at;
+  if constexpr (kSize > 1) cover<(kSize > 4 ? 4 : kSize / 2)>(n, at, tile);
 }
 
 template <Form kForm>
@@ -217,14 +213,14 @@ void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int fir
 void unpack_row(const Matrix& w, int n, float* out) {
   const uint8_t* panel = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
   const int lane = n % kPanel;
-  if (!w.quantized()) {
+  if (w.form == Form::kFloat) {
     for (int i = 0; i < w.k; ++i) out[i] = reinterpret_cast<const float*>(panel)[static_cast<size_t>(i) * kPanel + lane];
     return;
   }
   const bool eight = is_eight_bit(w.form);
   for (int g = 0; g < w.k / kGroup; ++g) {
     const uint8_t* record = panel + static_cast<size_t>(g) * w.record_bytes;
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(record + (eight ? 512 : 256));
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(record + code_bytes(w.form));
     const float d = half_to_float(half[lane]);
     const float m = is_affine(w.form) ? half_to_float(half[kPanel + lane]) : 0.0f;
     for (int i = 0; i < kGroup; ++i) {

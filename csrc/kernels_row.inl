@@ -3,11 +3,12 @@
 
 // Quantizes 32 values to q = round(x * 127 / max|x|) with scale max|x| / 127.
 inline void quantize_group(F32 low, F32 high, const Rows& out, size_t group) {
-  // NaN and infinity end up in the scale: they must not vanish in the rounding to int8.
   const float largest = largest_magnitude(low, high);
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  const F32 a = round_even(mul(low, splat(inverse)));
-  const F32 b = round_even(mul(high, splat(inverse)));
+  // Below, 127 / largest would overflow; NaN and infinity must not vanish in the rounding, so the scale carries them.
+  const bool regular = largest > 1e-30f && largest <= 3.4e38f;
+  const F32 inverse = splat(regular ? 127.0f / largest : 0.0f);
+  const F32 a = regular ? round_even(mul(low, inverse)) : zero();
+  const F32 b = regular ? round_even(mul(high, inverse)) : zero();
   store_int8(out.q + group * kGroup, a);
   store_int8(out.q + group * kGroup + 16, b);
   const float code_sum = reduce_add(add(a, b));  // exact: at most 32 * 127
@@ -46,7 +47,7 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   const F32 one = splat(1.0f);
   for (int i = 0; i < n; i += 16) {
     const F32 g = load(gate + i);
-    // exp is for arguments up to 88; silu(g) below -88 is 0 to within 1e-36
+    // exp is for arguments up to 88; beyond, the sigmoid is below 1e-38 and g times it close enough to 0
     const F32 e = exp(sub(zero(), max(g, splat(-88.0f))));
     store(out + i, mul(div(g, add(one, e)), load(up + i)));
   }
@@ -105,7 +106,9 @@ bool argmax(const float* x, int n, int* index) {
   return bad == 0.0f;
 }
 
-void exp_scaled(const float* x, int n, float max, float inverse_temperature, float* out) {
-  const F32 top = splat(max), factor = splat(inverse_temperature);
-  for (int i = 0; i < n; i += 16) store(out + i, exp(mul(sub(load(x + i), top), factor)));
+void exp_scaled(const float* x, int n, float highest, float inverse_temperature, float* out) {
+  const F32 top = splat(highest), factor = splat(inverse_temperature);
+  // max(0, ...): the columns that pad the last vector may be above the maximum
+  for (int i = 0; i < n; i += 16)
+    store(out + i, exp(sub(zero(), max(zero(), mul(sub(top, load(x + i)), factor)))));
 }

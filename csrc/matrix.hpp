@@ -1,6 +1,7 @@
 // Weights and activations in the layouts the kernels read, and the table of kernels an instruction set provides.
 // Nothing here may use std templates: the kernel files include it and are compiled for instructions that the running
-// machine may lack, and the linker would be free to keep their copy of a shared template.
+// machine may lack, and the linker would be free to keep their copy of a shared template. For the same reason functions
+// here are constexpr and trivial.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,10 @@ constexpr int kMaxHeadGroup = 8;     // query heads per KV head
 // How a panel stores its weights. Codes are unsigned.
 //   symmetric: w = (u - zero) * d        affine: w = u * d + m
 enum class Form : uint8_t { kSymmetric4, kAffine4, kSymmetric8, kAffine8, kFloat };
+
+static constexpr bool is_affine(Form f) { return f == Form::kAffine4 || f == Form::kAffine8; }
+static constexpr bool is_eight_bit(Form f) { return f == Form::kSymmetric8 || f == Form::kAffine8; }
+static constexpr int code_bytes(Form f) { return kPanel * kGroup / (is_eight_bit(f) ? 1 : 2); }  // of one record
 
 // A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros).
 // Quantized panel: for each group of 32 inputs one record of
@@ -78,7 +83,7 @@ struct Kernels {
   const char* name;
 
   // out[r, c] (+)= rows[first_row + r] . panels[first_panel .. last_panel), for r < num_rows and c counted from the
-  // first panel's first output. `scratch` holds kLinearScratch floats per row handed in, plus kUnpackBytes.
+  // first panel's first output. `scratch` has linear_scratch_bytes(num_rows), aligned to 64.
   void (*linear)(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
                  float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch);
 
@@ -103,8 +108,8 @@ struct Kernels {
   // Lowest index of the largest value; false when a value is NaN or infinite.
   bool (*argmax)(const float* x, int n, int* index);
 
-  // out[i] = exp((x[i] - max) * inverse_temperature), n padded by the caller to a multiple of 16.
-  void (*exp_scaled)(const float* x, int n, float max, float inverse_temperature, float* out);
+  // out[i] = exp((x[i] - highest) * inverse_temperature) for the n values and the rest of their last vector.
+  void (*exp_scaled)(const float* x, int n, float highest, float inverse_temperature, float* out);
 
   // Row n of the matrix as k floats.
   void (*unpack_row)(const Matrix& w, int n, float* out);

@@ -14,12 +14,6 @@ namespace {
 constexpr int kRowBlock = 128;    // rows a linear layer takes at a time: their activations stay in L2
 constexpr int kLogitsChunk = 32;  // rows whose logits exist at a time
 
-// Scratch of one pool member: what `linear` wants, the outputs of one feed-forward unit, and one attention tile.
-size_t unit_floats() { return static_cast<size_t>(kRowBlock) * 4 * kPanel; }
-size_t scratch_bytes(int head_dim) {
-  return linear_scratch_bytes(kRowBlock) + (unit_floats() + static_cast<size_t>(kTileQueries) * head_dim) * sizeof(float);
-}
-
 void require(bool ok, const std::string& message) {
   if (!ok) throw std::invalid_argument(message);
 }
@@ -30,12 +24,15 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 Model::Model(const ModelConfig& config, const Kernels& kernels)
     : config_(config), kernels_(kernels), pool_(config.threads), layers_(config.layers) {
-  const int heads_per_kv = config.kv_heads > 0 ? config.heads / config.kv_heads : 0;
-  require(config.kv_heads > 0 && config.heads % config.kv_heads == 0 && heads_per_kv <= kMaxHeadGroup,
+  require(config.layers > 0 && config.vocab_size > 0 && config.hidden > 0 && config.intermediate > 0 &&
+              config.max_positions > 0 && config.threads > 0,
+          "a size of the model or the pool is not positive");
+  require(config.kv_heads > 0 && config.heads > 0 && config.heads % config.kv_heads == 0 &&
+              config.heads / config.kv_heads <= kMaxHeadGroup,
           "query heads must be 1 to 8 times the KV heads");
   require(config.head_dim % 32 == 0 && config.head_dim > 0 && config.head_dim <= kMaxHeadDim,
           "head_dim must be a multiple of 32 up to 256, not " + std::to_string(config.head_dim));
-  require(config.rope_dim % 32 == 0 && config.rope_dim <= config.head_dim,
+  require(config.rope_dim % 32 == 0 && config.rope_dim >= 0 && config.rope_dim <= config.head_dim,
           "the rotated dimensions must be a multiple of 32 within the head, not " + std::to_string(config.rope_dim));
   require(config.hidden % kGroup == 0 && config.intermediate % kGroup == 0,
           "hidden and intermediate sizes must be multiples of 32");
@@ -60,7 +57,8 @@ Model::Model(const ModelConfig& config, const Kernels& kernels)
     layers_[i].kv = {base, base + part, bytes_per_block() / element, config.half_kv, config.kv_heads, config.head_dim};
   }
   for (int member = 0; member < pool_.size(); ++member) {
-    scratch_.emplace_back(scratch_bytes(config.head_dim));
+    scratch_.push_back({buffers_.allocate(linear_scratch_bytes(kRowBlock)), allocate_floats(kRowBlock * kGroup),
+                        allocate_floats(kRowBlock * kGroup), allocate_floats(kTileQueries * config.head_dim)});
     samplers_.push_back(std::make_unique<Sampler>(kernels, config.vocab_size));
   }
 }
@@ -105,6 +103,7 @@ void Model::set_matrix(MatrixRole role, int layer, StoredType type, int n, int k
                                            std::to_string(inputs));
   require(bytes == stored_bytes(type, n, k), "a matrix has " + std::to_string(bytes) + " bytes instead of " +
                                                  std::to_string(stored_bytes(type, n, k)));
+  require(!ready_, "the model is already loaded");
   slot(role, layer) = pack(type, n, k, stored, arena_, pool_);
 }
 
@@ -138,6 +137,7 @@ Rows Model::allocate_rows(int rows, int k, std::initializer_list<const Matrix*> 
 }
 
 void Model::finish_loading() {
+  require(!ready_, "the model is already loaded");
   require(embedding_.data && (config_.tied_embeddings || head_.data) && !final_norm_.empty(), "weights are missing");
   for (const Layer& l : layers_) {
     for (const Matrix* w : {&l.query, &l.key, &l.value, &l.attention_output, &l.gate, &l.up, &l.down})
@@ -162,10 +162,16 @@ void Model::finish_loading() {
   x_ = allocate_floats(static_cast<size_t>(tokens) * config_.hidden);
   qkv_ = allocate_floats(static_cast<size_t>(tokens) * (q + 2 * kv));
   logits_ = allocate_floats(static_cast<size_t>(kLogitsChunk) * head().panels() * kPanel);
+  ready_ = true;
+}
+
+void Model::check(const Batch& batch) const {
+  require(ready_, "weights are missing");
+  validate(batch, {config_.vocab_size, config_.num_blocks, config_.max_tokens, config_.max_positions});
 }
 
 StepResult Model::step(const Batch& batch) {
-  validate(batch, {config_.vocab_size, config_.num_blocks, config_.max_tokens});
+  check(batch);
   StepResult result;
   const size_t rows = batch.rows();
   result.token_ids.resize(rows);
@@ -183,7 +189,7 @@ StepResult Model::step(const Batch& batch) {
 }
 
 std::vector<float> Model::logits(const Batch& batch) {
-  validate(batch, {config_.vocab_size, config_.num_blocks, config_.max_tokens});
+  check(batch);
   const size_t vocab = config_.vocab_size;
   std::vector<float> all(batch.rows() * vocab);
   run(batch, [&](int, int row, const float* logits) { std::memcpy(&all[row * vocab], logits, vocab * sizeof(float)); });
@@ -191,9 +197,6 @@ std::vector<float> Model::logits(const Batch& batch) {
 }
 
 void Model::run(const Batch& batch, const std::function<void(int member, int row, float* logits)>& consume) {
-  for (int position : batch.positions)
-    require(position < config_.max_positions, "position " + std::to_string(position) + " is beyond the model's " +
-                                                  std::to_string(config_.max_positions));
   const std::vector<Tile> tiles = attention_tiles(batch);
   const int tokens = batch.tokens();
   const std::lock_guard<std::mutex> lock(turn_);
@@ -257,7 +260,7 @@ void Model::linear_unit(const Matrix& w, const Rows& in, int rows, int unit, flo
   for (int row = 0; row < rows; row += kRowBlock)
     kernels_.linear(w, in, row, std::min(kRowBlock, rows - row), begin, end,
                     out + row * stride + static_cast<ptrdiff_t>(begin) * kPanel, stride, accumulate,
-                    scratch_[member].data());
+                    scratch_[member].linear);
 }
 
 void Model::project(const Matrix& w, const Rows& in, int rows, float* out, ptrdiff_t stride, bool accumulate,
@@ -313,7 +316,8 @@ std::vector<Model::Tile> Model::attention_tiles(const Batch& batch) const {
 void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member) {
   const int head_dim = config_.head_dim, group = config_.heads / config_.kv_heads;
   const int num_tiles = static_cast<int>(tiles.size());
-  float* out = reinterpret_cast<float*>(scratch_[member].data() + linear_scratch_bytes(kRowBlock)) + unit_floats();
+  float* out = scratch_[member].attention;
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
     const Tile& tile = tiles[unit % num_tiles];
     const int kv_head = unit / num_tiles, column = kv_head * group * head_dim;
@@ -324,7 +328,7 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
                              batch.positions[tile.first_token],
                              batch.block_table(tile.sequence),
                              kv_head,
-                             static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))};
+                             scale};
     kernels_.attention(layer.kv, work, out, group * head_dim);
     for (int r = 0; r < tile.rows; ++r)
       kernels_.store_row(out + r * group * head_dim, group * head_dim, attended_, tile.first_token + r, column);
@@ -333,9 +337,7 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
 
 // A unit is 32 outputs of gate and the same of up: together one group of the activations that `down` reads.
 void Model::feed_forward(const Layer& layer, int tokens, int member) {
-  uint8_t* scratch = scratch_[member].data();
-  float* gate = reinterpret_cast<float*>(scratch + linear_scratch_bytes(kRowBlock));
-  float* up = gate + unit_floats() / 2;
+  const auto [scratch, gate, up, _] = scratch_[member];
   pool_.for_each(config_.intermediate / kGroup, [&](int unit) {
     for (int row = 0; row < tokens; row += kRowBlock) {
       const int rows = std::min(kRowBlock, tokens - row);

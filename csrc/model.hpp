@@ -58,11 +58,18 @@ class Model {
     std::vector<float> attention_norm, feed_forward_norm;
     KVLayer kv;
   };
+  // What one member of the pool works in.
+  struct Scratch {
+    uint8_t* linear;
+    float *gate, *up;  // [row block, 32]
+    float* attention;  // one tile
+  };
   // A stretch of query rows of one sequence, small enough for one AttentionTile.
   struct Tile {
     int sequence, first_token, rows;
   };
 
+  void check(const Batch& batch) const;
   Matrix& slot(MatrixRole role, int layer);
   Rows allocate_rows(int rows, int k, std::initializer_list<const Matrix*> readers);
   float* allocate_floats(size_t n);
@@ -87,6 +94,7 @@ class Model {
                    int member);
 
   std::mutex turn_;
+  bool ready_ = false;
   const ModelConfig config_;
   const Kernels& kernels_;
   ThreadPool pool_;
@@ -103,7 +111,7 @@ class Model {
   float* qkv_ = nullptr;    // queries, keys, values side by side
   Rows normed_, attended_, activated_, head_in_;
   float* logits_ = nullptr;  // [kLogitsChunk, padded vocabulary]
-  std::vector<Mapping> scratch_;  // one per pool member
+  std::vector<Scratch> scratch_;  // one per pool member
   std::vector<std::unique_ptr<Sampler>> samplers_;
 };
 

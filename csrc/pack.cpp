@@ -63,18 +63,17 @@ Block read_block(StoredType type, const uint8_t* p) {
 
 // Stores a block as lane `lane` of a record.
 void write_block(const Block& block, Form form, int lane, uint8_t* record) {
-  const bool eight = form == Form::kSymmetric8 || form == Form::kAffine8;
   for (int i = 0; i < kGroup; ++i) {
     const int quad = i / 4, byte = lane * 4 + i % 4;
-    if (eight) {
+    if (is_eight_bit(form)) {
       record[64 * quad + byte] = block.codes[i];
     } else {
       record[64 * (quad % 4) + byte] |= static_cast<uint8_t>(quad < 4 ? block.codes[i] : block.codes[i] << 4);
     }
   }
-  uint16_t* half = reinterpret_cast<uint16_t*>(record + (eight ? 512 : 256));
+  uint16_t* half = reinterpret_cast<uint16_t*>(record + code_bytes(form));
   half[lane] = block.d;
-  if (form == Form::kAffine4 || form == Form::kAffine8) half[kPanel + lane] = block.m;
+  if (is_affine(form)) half[kPanel + lane] = block.m;
 }
 
 float read_float(StoredType type, const uint8_t* p, int i) {
@@ -123,9 +122,7 @@ Matrix pack(StoredType type, int n, int k, const uint8_t* stored, Arena& arena, 
   w.zero = form.zero;
   w.n = n;
   w.k = k;
-  const bool eight = w.form == Form::kSymmetric8 || w.form == Form::kAffine8;
-  const bool affine = w.form == Form::kAffine4 || w.form == Form::kAffine8;
-  w.record_bytes = (eight ? 512 : 256) + kPanel * 2 * (affine ? 2 : 1);
+  w.record_bytes = code_bytes(w.form) + kPanel * sizeof(uint16_t) * (is_affine(w.form) ? 2 : 1);
   w.panel_bytes = w.quantized() ? (k / kGroup) * w.record_bytes : static_cast<size_t>(k) * kPanel * sizeof(float);
   w.data = arena.allocate(w.panels() * w.panel_bytes);
   const size_t row_bytes = static_cast<size_t>(k / kGroup) * form.block_bytes;

@@ -25,16 +25,27 @@ class Sampler {
     float weight;
   };
 
-  RowStatus adjust(const Batch& batch, int row, float* logits);
+  // Returns whether the logits were changed.
+  bool adjust(const Batch& batch, int row, float* logits);
   int draw(const Batch& batch, int row, const float* logits, int likeliest);
-  int draw_from_all(double uniform, const float* weights) const;
-  int draw_from_kept(const Batch& batch, int row, double uniform, const float* logits, const float* weights);
+  int draw_from_all(double uniform) const;
+  int draw_from_kept(const Batch& batch, int row, double uniform, const float* logits);
+  // The weight from which on a token can be among the top_k likeliest, or in the set that reaches top_p.
+  float lowest_useful_weight(int top_k, float min_p, double enough);
   void report_logprobs(const Batch& batch, int row, const float* logits, float max_logit, StepResult& result);
+
+  static bool likelier(const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  }
 
   const Kernels& kernels_;
   const int vocab_size_;
-  std::vector<float> weights_;  // padded to whole vectors
+  // All as large as they get from the start: nothing may fail while the pool's members run together.
+  std::vector<float> raw_;      // logits before they are adjusted
+  std::vector<float> weights_;  // exp((logit - max) / temperature), padded to whole vectors
   std::vector<Candidate> candidates_;
+  std::vector<int> bin_count_;
+  std::vector<double> bin_sum_;
 };
 
 }  // namespace paceline

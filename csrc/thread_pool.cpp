@@ -1,5 +1,9 @@
 #include "thread_pool.hpp"
 
+#include <stdexcept>
+
+#include <unistd.h>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -12,6 +16,19 @@ namespace {
 constexpr int kBarrierSpins = 400;
 constexpr int kJobSpins = 2000;
 
+// Rounding and subnormals as IEEE has them, whatever mode the calling thread is in (a library built with -ffast-math
+// changes it for the thread that loads it): all members must compute the same bits.
+class StandardFloats {
+ public:
+#if defined(__x86_64__)
+  StandardFloats() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~StandardFloats() { _mm_setcsr(before_); }
+
+ private:
+  const unsigned before_;
+#endif
+};
+
 inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -22,7 +39,7 @@ inline void relax() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : size_(threads < 1 ? 1 : threads) {
+ThreadPool::ThreadPool(int threads) : size_(threads), process_(getpid()) {
   try {
     for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { serve(member); });
   } catch (...) {  // the system grants no more threads
@@ -41,6 +58,8 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::run(const std::function<void(int)>& job) {
+  if (getpid() != process_) throw std::runtime_error("the process was forked after the model was loaded: load it again");
+  const StandardFloats mode;
   job_ = &job;
   job_number_.fetch_add(1, std::memory_order_release);
   job_number_.notify_all();
@@ -49,6 +68,7 @@ void ThreadPool::run(const std::function<void(int)>& job) {
 }
 
 void ThreadPool::serve(int member) {
+  const StandardFloats mode;
   for (uint32_t number = 0;;) {
     wait_change(job_number_, number, kJobSpins);
     ++number;

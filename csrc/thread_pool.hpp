@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include <sys/types.h>
+
 namespace paceline {
 
 class ThreadPool {
@@ -17,7 +19,8 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Runs job(member) on every member and returns when all are done. One caller at a time.
+  // Runs job(member), which must not throw, on every member and returns when all are done. One caller at a time.
+  // Throws std::runtime_error in a forked child, where the threads are gone.
   void run(const std::function<void(int)>& job);
 
   // Within a job, called by all members with the same arguments: hands out units 0 .. units-1, each to whoever is free,
@@ -41,6 +44,7 @@ class ThreadPool {
   static void wait_change(const std::atomic<uint32_t>& value, uint32_t old, int spins);
 
   const int size_;
+  const pid_t process_;
   std::vector<std::thread> threads_;
   const std::function<void(int)>* job_ = nullptr;
   bool stopping_ = false;

@@ -1,5 +1,7 @@
 """The offline engine on the real model, in the shape that vLLM's users know."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -191,3 +193,16 @@ def test_the_mapping_of_the_file_is_dropped_after_loading(smollm2_path: Path) ->
     with LLM(str(smollm2_path), max_model_len=64) as llm:
         assert smollm2_path.name not in Path("/proc/self/maps").read_text()
         assert llm.model.describe()["model"].startswith("SmolLM2-135M-Instruct.Q4_1 (instruct), llama, Q4_1 + Q8_0")
+
+
+def test_a_program_that_forgets_to_stop_its_engine_still_ends(smollm2_path: Path) -> None:
+    """The engine's thread is in the executor when the interpreter ends; that must not abort the process."""
+    code = f"""
+from paceline import SamplingParams
+from paceline.llm import EngineOptions, load_model
+model = load_model({str(smollm2_path)!r}, options=EngineOptions(max_model_len=2048))
+model.engine.start(lambda outputs: None)
+model.engine.submit([1, 2, 3], SamplingParams(max_tokens=2000, ignore_eos=True))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")

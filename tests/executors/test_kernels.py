@@ -84,6 +84,18 @@ def test_what_is_not_finite_does_not_vanish_in_quantization(isa: str) -> None:
         assert np.isfinite(got[1]).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_tiny_activations_stay_finite(isa: str, kind: QuantType) -> None:
+    """127 / 3e-37 is infinite in float32."""
+    stored = random_stored(np.random.default_rng(3), (16, 64), kind)
+    rows = np.zeros((1, 64), np.float32)
+    rows[0, 40] = 3e-37
+    got = _native.linear(int(kind), 16, 64, stored, rows, isa)
+    assert np.isfinite(got).all()
+    assert np.abs(got).max() < 1e-36
+
+
 def int8_rounded(rows: np.ndarray) -> np.ndarray:
     """Rows as the int8 activations represent them: per group of 32 round(x * 127 / max|x|) * max|x| / 127."""
     groups = rows.reshape(len(rows), -1, 32)

@@ -1,5 +1,8 @@
 """The native executor against a float64 forward pass, and its promise of determinism, on tiny random models."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -116,6 +119,56 @@ def test_what_another_request_left_in_a_block_does_not_leak(isa: str) -> None:
     np.testing.assert_array_equal(logits_of_all(model, [1, 2, 3], 3), clean)
 
 
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_a_later_token_of_the_same_chunk_does_not_reach_back(isa: str, kv_dtype: str) -> None:
+    """Causality holds for NaN and for values beyond f16, too: prompt logprobs must not depend on the chunking."""
+    for poison in (np.nan, 1e30):
+        poisoned = tiny_weights(tiny_spec(tied=False))
+        poisoned.tensors["token_embd.weight"].data.view(np.float32).reshape(150, 64)[149] = poison
+        value = poisoned.tensors["blk.0.attn_v.weight"].data.view(np.float32)
+        value *= 1e6 if poison == 1e30 else 1
+        model = NativeExecutor(poisoned, num_blocks=64, max_model_len=1024, kv_dtype=kv_dtype, threads=2)  # type: ignore[arg-type]
+        ids = [1, 2, 3, 4, 149]
+        np.testing.assert_array_equal(logits_of_all(model, ids, 5)[:4], logits_of_all(model, ids, 1)[:4])
+        assert np.isfinite(logits_of_all(model, ids[:1], 1)).all() or poison == 1e30
+
+
+def test_two_sequences_cannot_write_one_block() -> None:
+    model = executor()
+    with pytest.raises(ExecutorError, match="two sequences write the same block"):
+        model.execute(make_batch([Sequence([1, 2], [3]), Sequence([4], [3])]))
+    # Reading the same block is what the prefix cache does.
+    model.execute(make_batch([Sequence([1] * 32, [3])]))
+    model.execute(make_batch([Sequence([1], [3, 4], 32), Sequence([2], [3, 5], 32)]))
+
+
+def test_threads_that_share_an_executor_take_turns() -> None:
+    model, ids = executor(), tokens(60)
+    expected = [model.logits(make_batch([Sequence(ids, [2 * i, 2 * i + 1])]))[0] for i in range(2)]
+
+    def run(i: int) -> None:
+        for _ in range(20):
+            got = model.logits(make_batch([Sequence(ids, [2 * i, 2 * i + 1])]))[0]
+            np.testing.assert_array_equal(got, expected[i])
+
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(run, i) for i in range(2)]:
+            future.result(timeout=60)
+
+
+def test_a_forked_child_is_told_instead_of_hanging() -> None:
+    model = executor()
+    child = os.fork()
+    if child == 0:
+        try:
+            model.execute(make_batch([Sequence([1], [0])]))
+        except ExecutorError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    model.execute(make_batch([Sequence([1], [0])]))
+
+
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
@@ -130,6 +183,16 @@ def test_what_another_request_left_in_a_block_does_not_leak(isa: str) -> None:
         ({"logits_rows": np.array([2], np.int32)}, "logits row out of range"),
         ({"target_ids": np.array([150], np.int32)}, "target out of range"),
         ({"temperature": np.array([np.nan], np.float32)}, "temperature"),
+        ({"presence": np.array([np.nan], np.float32)}, "a penalty is not finite"),
+        ({"top_p": np.array([np.nan], np.float32)}, "top_p or min_p is NaN"),
+        (
+            {
+                "bias_start": np.array([0, 1], np.int32),
+                "bias_ids": np.array([3], np.int32),
+                "bias": np.array([np.nan], np.float32),
+            },
+            "a bias is NaN",
+        ),
         ({"adapter": np.array([1], np.int32)}, "adapters are not supported"),
         ({"seed": np.array([], np.uint64)}, "seed"),
         ({"bias_ids": np.array([0], np.int32)}, "bias"),
@@ -150,7 +213,7 @@ def test_a_batch_beyond_the_budget_or_the_context_is_refused() -> None:
     model = executor(max_batched_tokens=8, max_model_len=64)
     with pytest.raises(ExecutorError, match="number of tokens"):
         model.execute(make_batch([Sequence([1] * 9, [0])]))
-    with pytest.raises(ExecutorError, match="position 64 is beyond the model's 64"):
+    with pytest.raises(ExecutorError, match="context_len is beyond the model's"):
         model.execute(make_batch([Sequence([1], [0, 1, 2], 64)]))
 
 

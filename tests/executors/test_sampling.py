@@ -1,6 +1,7 @@
 """Sampling in the native executor, held against what the logits themselves say."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,27 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(model: NativeExecutor, log
     kept = np.zeros(VOCAB)
     kept[order[:count]] = p[order[:count]]
     assert_distributed(draws(model, top_p=top_p), kept / kept.sum())
+
+
+def test_a_wide_vocabulary_is_cut_exactly() -> None:
+    """Against a plain sort, over seeds: the bins that spare sorting everything must not lose or add a token."""
+    spec = replace(tiny_spec(layers=1), vocab_size=5000)
+    model = NativeExecutor(tiny_weights(spec), num_blocks=4, max_model_len=64, kv_dtype="f32", threads=2)
+    prompt = [Sequence([3, 1, 4], [0])]
+    logits = model.logits(make_batch(prompt))[0].astype(np.float64)
+    order = np.argsort(-logits, kind="stable")
+    for temperature in (0.2, 1.0, 5.0):
+        p = softmax(logits / temperature)
+        for parameters in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4999}, {"top_p": 0.5}, {"top_p": 0.99}):
+            if "top_k" in parameters:
+                count = int(parameters["top_k"])
+            else:
+                count = int(np.searchsorted(np.cumsum(p[order]), parameters["top_p"])) + 1
+            rows = [Row(0, temperature=temperature, seed=s, **parameters) for s in range(500)]  # type: ignore[arg-type]
+            drawn = set(model.execute(make_batch(prompt, rows)).token_ids.tolist())
+            assert drawn <= set(order[:count].tolist())
+            # What is left after the cut has its whole probability: the likeliest are not missed.
+            assert order[0] in drawn or p[order[0]] / p[order[:count]].sum() < 0.05
 
 
 def test_min_p(model: NativeExecutor, logits: np.ndarray) -> None:

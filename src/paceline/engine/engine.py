@@ -1,5 +1,6 @@
 """The engine: requests in, steps, outputs; by hand with ``step`` or on a thread of its own."""
 
+import atexit
 import logging
 import secrets
 import threading
@@ -144,6 +145,8 @@ class Engine:
             self._stopped = False
             self._thread = threading.Thread(target=self._run, args=(sink,), name="paceline-engine", daemon=True)
             self._thread.start()
+        # An interpreter that ends under a thread in the executor takes the process down with it.
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         """End every request with finish reason "abort", and the thread; the executor stays open.
@@ -158,6 +161,7 @@ class Engine:
             self._abort_all()
             return
         thread.join()
+        atexit.unregister(self.stop)
         with self._mailbox:
             self._thread = None
 

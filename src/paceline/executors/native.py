@@ -86,7 +86,7 @@ class NativeExecutor:
         """See ``Executor.execute``."""
         try:
             return StepResult(*self._open_model().step(batch))
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise ExecutorError(str(error)) from error
 
     def logits(self, batch: Batch) -> Float32:
@@ -97,7 +97,7 @@ class NativeExecutor:
         """
         try:
             return self._open_model().logits(batch)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise ExecutorError(str(error)) from error
 
     def close(self) -> None:

@@ -16,6 +16,10 @@ from paceline.bench.sampler import read_samples
 
 NOT_MEASURABLE_SYNC = "not measurable (sync)"
 NO_STEADY_WINDOW = "no steady window"
+NO_STEADY_WINDOW_WHY = (
+    f"{NO_STEADY_WINDOW}: all slots were busy for less than {metrics.MIN_WINDOW_IN_E2E} median E2E latencies; "
+    "give more --requests"
+)
 NO_TOKEN_COUNT = "the server counts no output tokens"
 _T = TypeVar("_T")
 _STATISTICS = ("n", "mean", "std", "min", "p50", "p90", "p95", "p99", "max")
@@ -118,7 +122,10 @@ def _summarize_cell(
     rate = 100 * sum(counts.failed.values()) / answered if answered else None
     figures["error_rate"] = Statistic(unit="%", n=answered, mean=rate)
     figures |= _resources(records, samples)
-    return CellSummary(cell.id, cell.params, counts, figures, _notes(records, ok, counts, cell.params["output_tokens"]))
+    notes = _notes(records, ok, counts, cell.params["output_tokens"])
+    if ok and figures["throughput_output"].note == NO_STEADY_WINDOW:
+        notes.insert(0, NO_STEADY_WINDOW_WHY)
+    return CellSummary(cell.id, cell.params, counts, figures, notes)
 
 
 def _count(records: Sequence[RequestRecord]) -> RequestCounts:
