@@ -206,7 +206,7 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
     for (const Layer& layer : layers_) {
       normalize(layer.attention_norm, tokens);
       project_qkv(layer, tokens, member);
-      rotate_and_store(batch, layer);
+      rotate_and_store(batch, layer, tiles);
       attend(batch, layer, tiles, member);
       project(layer.attention_output, attended_, tokens, x_, config_.hidden, true, member);
       normalize(layer.feed_forward_norm, tokens);
@@ -284,11 +284,12 @@ void Model::project_qkv(const Layer& layer, int tokens, int member) {
   });
 }
 
-void Model::rotate_and_store(const Batch& batch, const Layer& layer) {
+void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles) {
   const int head_dim = config_.head_dim, q_width = config_.heads * head_dim, kv_width = config_.kv_heads * head_dim;
   const size_t half = static_cast<size_t>(config_.rope_dim) / 2;
-  pool_.for_each(batch.sequences(), [&](int s) {
-    for (int t = batch.query_start[s]; t < batch.query_start[s + 1]; ++t) {
+  pool_.for_each(static_cast<int>(tiles.size()), [&](int unit) {
+    const Tile& tile = tiles[unit];
+    for (int t = tile.first_token; t < tile.first_token + tile.rows; ++t) {
       const int position = batch.positions[t];
       float* q = qkv_ + static_cast<size_t>(t) * qkv_width();
       float* k = q + q_width;
@@ -297,7 +298,7 @@ void Model::rotate_and_store(const Batch& batch, const Layer& layer) {
       const float* sin = &rope_sin_[position * half];
       kernels_.rope(q, config_.heads, head_dim, config_.rope_dim, cos, sin);
       kernels_.rope(k, config_.kv_heads, head_dim, config_.rope_dim, cos, sin);
-      const int block = batch.block_table(s)[position / kBlockTokens];
+      const int block = batch.block_table(tile.sequence)[position / kBlockTokens];
       for (int h = 0; h < config_.kv_heads; ++h)
         kernels_.store_kv(layer.kv, block, h, position % kBlockTokens, k + h * head_dim, v + h * head_dim);
     }
@@ -319,7 +320,8 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
   float* out = scratch_[member].attention;
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
-    const Tile& tile = tiles[unit % num_tiles];
+    // From the last tile back: the longest contexts first, so that members finish together.
+    const Tile& tile = tiles[num_tiles - 1 - unit % num_tiles];
     const int kv_head = unit / num_tiles, column = kv_head * group * head_dim;
     const AttentionTile work{qkv_ + static_cast<size_t>(tile.first_token) * qkv_width() + column,
                              qkv_width(),

@@ -87,7 +87,7 @@ class Model {
   void normalize(const std::vector<float>& weight, int tokens);
   void project(const Matrix& w, const Rows& in, int rows, float* out, ptrdiff_t stride, bool accumulate, int member);
   void project_qkv(const Layer& layer, int tokens, int member);
-  void rotate_and_store(const Batch& batch, const Layer& layer);
+  void rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles);
   void attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member);
   void feed_forward(const Layer& layer, int tokens, int member);
   void linear_unit(const Matrix& w, const Rows& in, int rows, int unit, float* out, ptrdiff_t stride, bool accumulate,

@@ -15,6 +15,9 @@ import httptools
 
 from paceline.errors import InputError
 
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
+"""What people copy from a curl line or from ``OPENAI_BASE_URL``."""
+
 FailureKind = Literal["connect_error", "timeout", "disconnected", "malformed", "interrupted"]
 
 
@@ -74,7 +77,7 @@ class Endpoint:
 
     @classmethod
     def from_url(cls, url: str) -> "Endpoint":
-        """Reads ``http[s]://host[:port][/base][/v1]``. Raises InputError."""
+        """Reads ``http[s]://host[:port][/base]``; one of OpenAI's paths at its end is left out. Raises InputError."""
         try:
             parts: SplitResult = urlsplit(url)
             port = parts.port
@@ -87,7 +90,9 @@ class Endpoint:
         if not (parts.hostname + parts.path).isprintable() or " " in parts.hostname + parts.path:
             raise InputError(f"{url!r} has characters that a URL cannot have")
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
-        base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        base = parts.path.rstrip("/")
+        for path in _OPENAI_PATHS:
+            base = base.removesuffix(path).rstrip("/")
         return cls(scheme, parts.hostname, port or (443 if scheme == "https" else 80), base)
 
     @property

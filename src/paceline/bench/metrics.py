@@ -133,6 +133,15 @@ def finished(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.status == "ok"]
 
 
+def server_is_gone(records: Sequence[RequestRecord]) -> bool:
+    """Whether nobody listens any more: every failure since the last complete answer is one of the connection, and the
+    last request could not even connect. A server that closes single connections, or comes back, is not gone."""
+    by_end = sorted(records, key=lambda record: record.end)
+    last_ok = max((number for number, record in enumerate(by_end) if record.status == "ok"), default=-1)
+    since = [record.status for record in by_end[last_ok + 1 :]]
+    return bool(since) and since[-1] == "connect_error" and set(since) <= {"connect_error", "disconnected"}
+
+
 def whole_run(records: Sequence[RequestRecord]) -> Window | None:
     """First sent → last finished, which is what vLLM's figures are over. A failed request may be the first sent."""
     starts = [record.sent for record in records if record.sent is not None]

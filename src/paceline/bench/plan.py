@@ -49,10 +49,29 @@ class LoadPlan:
             for value in values:
                 if value is not None and value < least:
                     raise InputError(f"{name} is {value}; it must be at least {least}")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} {','.join(map(str, values))} has a number twice; each makes cells of its own")
+        if self.requests is not None and self.requests < max(self.concurrency):
+            raise InputError(
+                f"--requests is {self.requests}, fewer than --concurrency {max(self.concurrency)}: so many would never "
+                f"be in flight at once. Give at least {max(self.concurrency)}, better {REQUESTS_PER_SLOT} per slot"
+            )
         if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
             raise InputError(f"--timeout is {self.timeout_s:g} s; it must be more than 0")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise InputError(f"--temperature is {self.temperature:g}; it must be at least 0")
+
+    def check_context(self, context: int, added_tokens: int = 0) -> None:
+        """Raises InputError if the longest prompt and answer exceed a context of `context` tokens, where the server
+        would refuse them or cut the answer. `added_tokens` come to each prompt from the server's chat template."""
+        longest_input, longest_output = max(self.input_tokens), max(self.output_tokens)
+        needed = longest_input + added_tokens + longest_output
+        if needed > context:
+            template = f" + {added_tokens} of the chat template" if added_tokens else ""
+            raise InputError(
+                f"--input-tokens {longest_input}{template} + --output-tokens {longest_output} = {needed} tokens, more "
+                f"than the server's context of {context}; lower one of them by {needed - context}"
+            )
 
     def cells(self) -> list[CellPlan]:
         """The cells in the order in which they are measured."""

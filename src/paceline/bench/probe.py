@@ -12,6 +12,7 @@ from paceline.bench.api import Api, Dialect, Mode
 from paceline.bench.client import Endpoint, tls_context
 from paceline.errors import InputError, TargetUnreachableError
 
+_QUOTED_CHARACTERS = 100
 _REFUSED = (400, 404, 405, 415, 422, 501)
 """Answers that mean "not like this", after which another way of asking is tried."""
 
@@ -21,6 +22,10 @@ class Server:
     """What was found at a URL."""
 
     models: tuple[str, ...]
+    unlisted: str | None
+    """Why there are no models: what is wrong with the answer to ``GET /v1/models``."""
+    contexts: dict[str, int]
+    """Longest prompt plus answer in tokens, by model, as far as ``max_model_len`` tells (vLLM, Paceline)."""
     kind: str
     """``vllm``, ``llama.cpp``, ``paceline``, …: what ``owned_by`` of its first model says, else ``unknown``."""
     version: str | None
@@ -61,10 +66,14 @@ class Probe:
                 f"{error_message(response.content)}. Give the key with --api-key or PACELINE_API_KEY"
             )
         listed = _json(response).get("data") if response.status_code == 200 else None
-        models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+        entries = listed if isinstance(listed, list) else []
+        models = [model for model in entries if isinstance(model, dict) and "id" in model]
         kind = str(models[0].get("owned_by") or "unknown") if models else "unknown"
+        contexts = {str(model["id"]): model.get("max_model_len") for model in models}
         return Server(
-            models=tuple(str(model["id"]) for model in models if "id" in model),
+            models=tuple(str(model["id"]) for model in models),
+            unlisted=None if models else _why_unlisted(response),
+            contexts={model: context for model, context in contexts.items() if isinstance(context, int)},
             kind={"llamacpp": "llama.cpp"}.get(kind, kind),
             version=self._version() or response.headers.get("server"),
         )
@@ -98,12 +107,15 @@ class Probe:
             f"{self.endpoint.url} accepts no request for model {model!r}:\n  " + "\n  ".join(dict.fromkeys(refusals))
         )
 
-    def count_prompt_tokens(self, dialect: Dialect, prompt: str) -> int | None:
-        """The server's own count of `prompt` inside its template; None if it does not tell. Raises InputError."""
+    def count_prompt_tokens(self, dialect: Dialect, prompt: str, about: int) -> int | None:
+        """The server's own count of `prompt` inside its template; None if it does not tell.
+
+        Raises InputError if the prompt, which has `about` so many tokens, is refused.
+        """
         response = self._post(replace(dialect, mode="sync"), prompt, max_tokens=1)
         if response.status_code != 200:
             raise InputError(
-                f"{self.endpoint.url} refuses a prompt of {len(prompt.split())} words: "
+                f"{self.endpoint.url} refuses a prompt of about {about} tokens: "
                 f"HTTP {response.status_code}: {error_message(response.content)}"
             )
         return read_body(response.content, end_ns=0).prompt_tokens
@@ -135,8 +147,19 @@ def choose_model(server: Server, model: str | None, url: str) -> str:
     if len(server.models) == 1:
         return server.models[0]
     if not server.models:
-        raise InputError(f"{url}/v1/models lists no model; name one with --model")
+        raise InputError(f"{url}: {server.unlisted}; name a model with --model, or give the URL in front of /v1")
     raise InputError(f"{url} serves {len(server.models)} models; choose one with --model: {', '.join(server.models)}")
+
+
+def _why_unlisted(response: httpx.Response) -> str:
+    what = "GET /v1/models"
+    if response.status_code != 200:
+        target = f" to {response.headers['location']}" if response.has_redirect_location else ""
+        return f"{what} answers HTTP {response.status_code}{target}: {error_message(response.content)}"
+    listed = _json(response).get("data")
+    if isinstance(listed, list):
+        return f"{what} lists no model"
+    return f"{what} answers no JSON list of models, but {response.text[:_QUOTED_CHARACTERS]!r}"
 
 
 def _dialects(api: Api | Literal["auto"], model: str, mode: Mode, temperature: float) -> Iterator[Dialect]:

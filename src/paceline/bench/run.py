@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -14,6 +15,7 @@ from paceline.bench.api import Dialect
 from paceline.bench.client import Endpoint, encode_post
 from paceline.bench.environment import describe_environment
 from paceline.bench.load import PreparedRequest, run_closed_loop
+from paceline.bench.metrics import server_is_gone
 from paceline.bench.plan import LoadPlan
 from paceline.bench.probe import Probe, Server, choose_model
 from paceline.bench.record import CellPlan, RequestRecord, RunDirectory, RunInfo, record_exchange
@@ -24,16 +26,18 @@ from paceline.bench.sampler import sampling
 from paceline.bench.workload import CalibratedPrompts, ExactPrompts, Prompts, PromptSource
 
 KIND = "bench-load"
+Ending = Literal["complete", "interrupted", "server_gone"]
+_PROBE_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A run that ended, whole or interrupted."""
+    """A run that ended, whole or before its last cell."""
 
     directory: RunDirectory
     info: RunInfo
     summary: Summary
-    interrupted: bool
+    ending: Ending
 
 
 def run_load(plan: LoadPlan, *, api_key: str | None, output: Path | None, progress: RunProgress) -> LoadResult:
@@ -44,29 +48,60 @@ def run_load(plan: LoadPlan, *, api_key: str | None, output: Path | None, progre
     """
     directory = RunDirectory.for_new_run(output, KIND)
     endpoint = Endpoint.from_url(plan.url)
+    if urlsplit(plan.url).path.rstrip("/") != endpoint.base_path:
+        progress.say(f"{plan.url}: measuring the server at {endpoint.url}; what follows /v1 is chosen with --api")
     count_tokens = None if plan.tokenizer == "server" else load_token_counter(plan.tokenizer)
     source = PromptSource(plan.seed)
     with Probe(endpoint, api_key, plan.timeout_s) as probe:
         server = probe.identify()
-        dialect = _find_dialect(probe, server, plan, source)
+        model = choose_model(server, plan.model, endpoint.url)
+        context = server.contexts.get(model)
+        if context is not None:
+            plan.check_context(context)
+        first_prompt = " ".join(islice(source.new_text(), _PROBE_WORDS))
+        dialect = probe.find_dialect(plan.api, model, plan.mode, plan.temperature, first_prompt)
         plan = replace(plan, model=dialect.model, api=dialect.api)
         progress.say(_describe(endpoint, server, dialect))
-        prompts: Prompts
-        if count_tokens is None:
-            prompts = CalibratedPrompts(source, lambda text: probe.count_prompt_tokens(dialect, text))
-        else:
-            prompts = ExactPrompts(source, count_tokens, plan.tokenizer)
-        work = _Work(endpoint, dialect, prompts, api_key)
-        # Calibration asks the server, so all of it is done before the first cell is measured.
-        for tokens in plan.input_tokens:
-            prompts.make(tokens)
-        info = _describe_run(plan, server, dialect, prompts)
-        directory.create(info)
-        with sampling(endpoint.host, endpoint.port, directory.samples_csv):
-            interrupted = any(_measure_cell(cell, plan, work, directory, count_tokens, progress) for cell in info.cells)
+        prompts = _make_prompts(plan, probe, dialect, source, count_tokens, context, progress)
+    work = _Work(endpoint, dialect, prompts, api_key)
+    info = _describe_run(plan, server, dialect, prompts)
+    directory.create(info)
+    ending: Ending = "complete"
+    with sampling(endpoint.host, endpoint.port, directory.samples_csv):
+        for cell in info.cells:
+            ending = _measure_cell(cell, plan, work, directory, count_tokens, progress)
+            if ending != "complete":
+                break
     summary = summarize(directory.path)
     write_summary(directory, summary)
-    return LoadResult(directory, info, summary, interrupted)
+    return LoadResult(directory, info, summary, ending)
+
+
+def _make_prompts(
+    plan: LoadPlan,
+    probe: Probe,
+    dialect: Dialect,
+    source: PromptSource,
+    count_tokens: Callable[[str], int] | None,
+    context: int | None,
+    progress: RunProgress,
+) -> Prompts:
+    """Asks the server all that has to be asked about prompts, before the first cell is measured."""
+
+    def count_on_server(text: str, about: int) -> int | None:
+        progress.say(f"finding prompts: the server counts one of about {about} tokens")
+        return probe.count_prompt_tokens(dialect, text, about)
+
+    if count_tokens is None:
+        calibrated = CalibratedPrompts(source, count_on_server)
+        for tokens in plan.input_tokens:
+            calibrated.make(tokens)
+        return calibrated
+    exact = ExactPrompts(source, count_tokens, plan.tokenizer)
+    exact.compare_with_server(count_on_server, chat=dialect.api == "openai-chat")
+    if context is not None:
+        plan.check_context(context, exact.added_tokens)
+    return exact
 
 
 @dataclass(slots=True)
@@ -94,8 +129,8 @@ def _measure_cell(
     directory: RunDirectory,
     count_tokens: Callable[[str], int] | None,
     progress: RunProgress,
-) -> bool:
-    """Measures one cell and appends its records; returns whether it was interrupted."""
+) -> Ending:
+    """Measures one cell and appends its records; anything but "complete" means that there is no point in the next."""
     params = cell.params
     progress.start_cell(
         f"concurrency {params['concurrency']}, {params['input_tokens']} in, {params['output_tokens']} out"
@@ -113,14 +148,9 @@ def _measure_cell(
         for exchange in outcome.exchanges
     ]
     directory.append(records)
-    return outcome.interrupted
-
-
-def _find_dialect(probe: Probe, server: Server, plan: LoadPlan, source: PromptSource) -> Dialect:
-    model = choose_model(server, plan.model, plan.url)
-    words = source.new_text()
-    prompt = " ".join(next(words) for _ in range(8))
-    return probe.find_dialect(plan.api, model, plan.mode, plan.temperature, prompt)
+    if outcome.interrupted:
+        return "interrupted"
+    return "server_gone" if server_is_gone(records) else "complete"
 
 
 def _describe(endpoint: Endpoint, server: Server, dialect: Dialect) -> str:

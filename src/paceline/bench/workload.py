@@ -17,7 +17,7 @@ MIN_INPUT_TOKENS = 4
 """Shorter prompts cannot all begin differently."""
 _MAX_ROUNDS = 100
 _MAX_TEXTS = 10
-_CALIBRATION_WORDS = 8
+_SHORT_WORDS, _MEDIUM_WORDS = 8, 128
 
 
 @cache
@@ -69,7 +69,22 @@ class ExactPrompts:
     def __init__(self, source: PromptSource, count_tokens: Callable[[str], int], tokenizer: str) -> None:
         self._source = source
         self._count_tokens = count_tokens
-        self.description = f"exact in the tokenizer {tokenizer}, the server's chat template not included"
+        self.description = f"exact in the tokenizer {tokenizer}"
+        self.added_tokens = 0
+        """What the server's chat template adds, as far as `compare_with_server` has found out."""
+
+    def compare_with_server(self, count_on_server: Callable[[str, int], int | None], *, chat: bool) -> None:
+        """Counts one prompt on both sides, so that `description` says what the server adds to each."""
+        text = self.make(_SHORT_WORDS)
+        count = count_on_server(text, _SHORT_WORDS)
+        what = "the server's chat template" if chat else "the server"
+        if count is None:
+            self.description += f", what {what} adds not included"
+        elif count < _SHORT_WORDS:
+            self.description += f", which is not the server's: it counts {count} tokens where this has {_SHORT_WORDS}"
+        elif count > _SHORT_WORDS:
+            self.added_tokens = count - _SHORT_WORDS
+            self.description += f"; {what} adds {self.added_tokens} tokens to each"
 
     def make(self, tokens: int) -> str:
         for _ in range(_MAX_TEXTS):
@@ -98,17 +113,20 @@ class ExactPrompts:
 class CalibratedPrompts:
     """Prompts whose number of words is fitted to the server's own counts, its chat template included.
 
-    Costs two or three unmeasured requests per length. Single prompts may be a few tokens off where the server's
-    tokenizer splits some words; the report has the lengths achieved.
+    A short prompt tells what the template takes, a medium one the tokens per word, so that the one request that each
+    length costs comes close at once and does not run over the context. Single prompts may be a few tokens off where
+    the server's tokenizer splits some words; the report has the lengths achieved.
     """
 
     description = "calibrated from the server's usage.prompt_tokens, its chat template included"
 
-    def __init__(self, source: PromptSource, count_on_server: Callable[[str], int | None]) -> None:
+    def __init__(self, source: PromptSource, count_on_server: Callable[[str, int], int | None]) -> None:
+        """`count_on_server` gets a text and about how many tokens it has; None means that the server does not tell."""
         self._source = source
         self._count_on_server = count_on_server
         self._words: dict[int, int] = {}
-        self._calibration: int | None = None
+        self._counts: dict[int, int] = {}
+        """Tokens by number of words, as counted by the server."""
 
     def make(self, tokens: int) -> str:
         if tokens not in self._words:
@@ -116,36 +134,40 @@ class CalibratedPrompts:
         return self._text(self._words[tokens])
 
     def _fit(self, tokens: int) -> int:
-        if self._calibration is None:
-            self._calibration = self._ask(_CALIBRATION_WORDS)
-        short = self._calibration
-        words = self._check(tokens, _CALIBRATION_WORDS + tokens - short)
-        count = self._ask(words)
-        if count == tokens or words == _CALIBRATION_WORDS:
-            return words
-        tokens_per_word = (count - short) / (words - _CALIBRATION_WORDS)
-        if tokens_per_word <= 0:
-            raise InputError(
-                f"the server counts {short} tokens for {_CALIBRATION_WORDS} words and {count} for {words}; its counts "
-                "cannot be used. Give --tokenizer PATH or NAME"
-            )
-        return self._check(tokens, round(_CALIBRATION_WORDS + (tokens - short) / tokens_per_word))
+        self._count(_SHORT_WORDS, about=_SHORT_WORDS)
+        if tokens > 2 * _MEDIUM_WORDS:
+            self._count(_MEDIUM_WORDS, about=_MEDIUM_WORDS)
+        words = self._words_for(tokens)
+        self._count(words, about=tokens)
+        return words if self._counts[words] == tokens else self._words_for(tokens)
 
-    def _check(self, tokens: int, words: int) -> int:
-        if words < 2:
-            assert self._calibration is not None
+    def _words_for(self, tokens: int) -> int:
+        """On the secant through the shortest text and the one nearest to `tokens`."""
+        short = self._counts[_SHORT_WORDS]
+        near = min(self._counts, key=lambda words: abs(self._counts[words] - tokens))
+        far = max(self._counts) if near == _SHORT_WORDS else near
+        per_word = (self._counts[far] - short) / (far - _SHORT_WORDS) if far != _SHORT_WORDS else 1.0
+        if per_word <= 0:
             raise InputError(
-                f"--input-tokens {tokens} is too short: the server counts {self._calibration} tokens for "
-                f"{_CALIBRATION_WORDS} words, its chat template included. Ask for at least "
-                f"{self._calibration - _CALIBRATION_WORDS + MIN_INPUT_TOKENS}, or use --api openai-completions"
+                f"the server counts {short} tokens for {_SHORT_WORDS} words and {self._counts[far]} for {far}; its "
+                "counts cannot be used. Give --tokenizer PATH or NAME"
+            )
+        words = round(near + (tokens - self._counts[near]) / per_word)
+        if words < 2:
+            raise InputError(
+                f"--input-tokens {tokens} is too short: the server counts {short} tokens for {_SHORT_WORDS} words, its "
+                f"chat template included. Ask for at least {short - _SHORT_WORDS + MIN_INPUT_TOKENS}, or use "
+                "--api openai-completions"
             )
         return words
 
-    def _ask(self, words: int) -> int:
-        count = self._count_on_server(self._text(words))
+    def _count(self, words: int, about: int) -> None:
+        if words in self._counts:
+            return
+        count = self._count_on_server(self._text(words), about)
         if count is None:
             raise InputError("the server does not count prompt tokens (no usage); give --tokenizer PATH or NAME")
-        return count
+        self._counts[words] = count
 
     def _text(self, words: int) -> str:
         return " ".join(islice(self._source.new_text(), words))

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from paceline.bench.run import LoadResult
 
 
-_EVERY_REQUEST_FAILED = 1
+_REQUESTS_FAILED = 1
 _INTERRUPTED = 130
 
 
@@ -21,10 +21,14 @@ def load(
         str, typer.Option(help="Output lengths, forced where the server takes ignore_eos.")
     ] = "64",
     concurrency: Annotated[
-        str, typer.Option("--concurrency", "--parallel", help="Requests in flight at once, such as 1,8.")
-    ] = "1",
+        str | None, typer.Option(help="Requests in flight at once, such as 1,8. Default: 1.")
+    ] = None,
+    parallel: Annotated[str | None, typer.Option(help="The same as --concurrency.")] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Measured requests per cell. Default: 5 per slot, at least 8.", min=1)
+        int | None,
+        typer.Option(
+            help="Measured requests per cell, as many as slots or more. Default: 5 per slot, at least 8.", min=1
+        ),
     ] = None,
     warmup: Annotated[
         int | None, typer.Option(help="Unmeasured requests before each cell. Default: one per slot.", min=0)
@@ -74,15 +78,20 @@ def load(
     TTFT counts from the first byte sent to the first event with content.
     "steady" throughput is taken while all slots were busy.
 
-    Exit codes: 0 done, 1 every request failed, 2 bad input, 3 no server there,
-    130 interrupted.
+    Exit codes: 0 done, 1 a measured request failed, 2 bad input, 3 no server there
+    or it went away, 130 interrupted. The table and the files are there all the same
+    when requests failed.
     """
     import secrets
 
     from paceline.bench.plan import LoadPlan
     from paceline.bench.report.progress import open_progress
     from paceline.bench.run import run_load
+    from paceline.errors import InputError
 
+    slots = concurrency if parallel is None else parallel
+    if concurrency is not None and parallel is not None:
+        raise InputError("--concurrency and --parallel are the same option; give one of them")
     plan = LoadPlan(
         url=url,
         model=model,
@@ -90,7 +99,7 @@ def load(
         mode=mode,
         input_tokens=_numbers("--input-tokens", input_tokens),
         output_tokens=_numbers("--output-tokens", output_tokens),
-        concurrency=_numbers("--concurrency", concurrency),
+        concurrency=_numbers("--concurrency", "1" if slots is None else slots),
         requests=requests,
         warmup=warmup,
         timeout_s=timeout,
@@ -109,18 +118,24 @@ def load(
 
 def _report(result: "LoadResult") -> int:
     """Prints the tables, the command and the paths; returns the exit code."""
-    from paceline.bench.report.table import open_console, print_report
+    from paceline.bench.report.table import report
+    from paceline.errors import TargetUnreachableError
 
-    print_report(open_console(), result.directory, result.info, result.summary)
+    for line in report(result.directory, result.info, result.summary):
+        typer.echo(line)
     counts = [cell.requests for cell in result.summary.cells]
-    if result.interrupted:
+    failed = sum(sum(each.failed.values()) for each in counts)
+    if failed:
+        first_error = next(each.first_error for each in counts if each.first_error)
+        total = sum(each.started for each in counts)
+        typer.echo(f"error: {failed} of {total} requests failed; the first: {first_error}", err=True)
+    if result.ending == "interrupted":
         typer.echo("interrupted; what was measured until then is kept", err=True)
         return _INTERRUPTED
-    if not any(each.ok for each in counts):
-        first_error = next((each.first_error for each in counts if each.first_error), "nothing was sent")
-        typer.echo(f"error: every request failed; the first: {first_error}", err=True)
-        return _EVERY_REQUEST_FAILED
-    return 0
+    if result.ending == "server_gone":
+        typer.echo(f"error: nobody answers at {result.info.plan['url']} any more; the run ends here", err=True)
+        return TargetUnreachableError.exit_code
+    return _REQUESTS_FAILED if failed else 0
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

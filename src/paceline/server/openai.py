@@ -12,15 +12,13 @@ from starlette.responses import Response
 
 from paceline.engine.request import RequestOutput, TokenLogprobs, Usage
 from paceline.errors import InputError
+from paceline.server.body import parse_body, read_body
 from paceline.server.dispatch import Mailbox, stopping_error
-from paceline.server.errors import ApiError, error_payload, parse_body
+from paceline.server.errors import CLIENT_CLOSED, ApiError, error_payload
 from paceline.server.protocol import ChatRequest, CompletionRequest, ExtraFields
 from paceline.server.service import Service, new_id
 from paceline.server.sse import DONE, ChunkEncoder, EventStream, event, watch_disconnect
 from paceline.server.wire import ChatChoice, CompletionChoice, Payload, timings_payload, usage_payload
-
-CLIENT_CLOSED = 499
-"""nginx's status for a client that left before its answer; only the log sees it."""
 
 
 def openai_routes(service: Service) -> APIRouter:
@@ -31,7 +29,7 @@ def openai_routes(service: Service) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
     async def completions(http: Request) -> Response:
         arrived = time.perf_counter()
-        request = parse_body(CompletionRequest, await http.body())
+        request = parse_body(CompletionRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
         prompts = await service.encode_prompts(request.prompt, parse_special=request.parse_special is not False)
@@ -40,7 +38,7 @@ def openai_routes(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
     async def chat_completions(http: Request) -> Response:
         arrived = time.perf_counter()
-        request = parse_body(ChatRequest, await http.body())
+        request = parse_body(ChatRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
         prompt = await service.encode_chat([message.for_template() for message in request.messages])
@@ -131,8 +129,8 @@ async def _answer(
             cache_salt=request.cache_salt or "",
         )
     except InputError as error:
-        if error.param == "prompt":  # the engine's word for what this endpoint may call otherwise
-            error.param = kind.prompt_field
+        # The engine's word for what this endpoint, or this client, calls otherwise.
+        error.param = request.engine_names.get(error.param, error.param)
         raise
     answer = _Answer(
         mailbox,

@@ -13,7 +13,7 @@ from paceline.bench.report.summary import CellSummary, Statistic, Summary
 WIDTH = 80
 _LABELS = {
     "ttft": "TTFT",
-    "ttfa": "TTFA (answer begins)",
+    "ttfa": "TTFA, answer begins",
     "itl": "ITL",
     "tpot": "TPOT",
     "e2e": "E2E",
