@@ -46,10 +46,16 @@ class Schedule:
     chat: bool = True
     api_key: str | None = None
     models: tuple[str, ...] = ("scheduled",)
+    models_answer: tuple[int, str] | None = None
+    """Status and body of ``GET /v1/models``, in place of a list."""
+    max_model_len: int | None = None
     template_tokens: int = 0
     version_path: str = "/version"
-    fault: Literal["http_error", "error_event", "reset", "stall", "close", "json_instead", "garbage"] | None = None
-    """``reset``, ``stall``, ``close`` and ``error_event`` come after two content events."""
+    fault: Literal["http_error", "error_event", "reset", "stall", "close", "json_instead", "garbage", "gone"] | None = (
+        None
+    )
+    """``reset``, ``stall``, ``close`` and ``error_event`` come after two content events; with ``gone`` the server
+    closes this connection and listens no more."""
     faulty: tuple[int, ...] | None = None
     """Serial numbers with the fault; None: all."""
 
@@ -102,7 +108,7 @@ class ScheduleServer:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
+        self._server = server = self._loop.run_until_complete(
             asyncio.start_server(self._connection, "localhost", 0, ssl=self._tls, family=socket.AF_INET)
         )
         self.port = server.sockets[0].getsockname()[1]
@@ -131,7 +137,7 @@ class ScheduleServer:
                     connection=number,
                 )
                 self.served.append(served)
-                again = await _Answer(self.schedule, served, headers, writer).give()
+                again = await _Answer(self.schedule, served, headers, writer, self._server).give()
                 served.answered_ns = perf_counter_ns()
                 if not again:
                     break
@@ -147,6 +153,7 @@ class _Answer:
     served: Served
     headers: dict[str, str]
     writer: asyncio.StreamWriter
+    server: asyncio.Server
 
     async def give(self) -> bool:
         """Answers; returns whether the connection is kept."""
@@ -155,7 +162,7 @@ class _Answer:
         if schedule.api_key is not None and key != schedule.api_key:
             return self._json(401, {"error": {"message": f"wrong key {key}"}})
         if self.served.path.endswith("/v1/models"):
-            return self._json(200, {"data": [{"id": name, "owned_by": "schedule"} for name in schedule.models]})
+            return self._models()
         if self.served.path == schedule.version_path:
             return self._json(200, {"version": "1.2.3", "build_info": "b1-abc"})
         if not body:
@@ -169,12 +176,23 @@ class _Answer:
         fault = schedule.fault if schedule.faulty is None or self.served.serial in schedule.faulty else None
         if fault == "http_error":
             return self._json(503, {"error": {"message": f"no room, {key or 'no key'}"}})
+        if fault == "gone":
+            self.server.close()
+            return False
         if fault == "garbage":
             self.writer.write(b"SSH-2.0-not-http\r\n")
             return False
         if not body["stream"] or fault == "json_instead":
             return await self._whole(fault)
         return await self._stream(fault)
+
+    def _models(self) -> bool:
+        if self.schedule.models_answer is not None:
+            return self._write(self.schedule.models_answer[0], self.schedule.models_answer[1].encode())
+        card: dict[str, Any] = {"owned_by": "schedule"}
+        if self.schedule.max_model_len is not None:
+            card["max_model_len"] = self.schedule.max_model_len
+        return self._json(200, {"data": [{"id": name, **card} for name in self.schedule.models]})
 
     @property
     def tokens(self) -> int:
@@ -196,7 +214,9 @@ class _Answer:
         return {"queue_ms": self.served.serial, "prefill_ms": 2.5, "decode_ms": 7.5}
 
     def _json(self, status: int, content: dict[str, Any]) -> bool:
-        body = json.dumps(content).encode()
+        return self._write(status, json.dumps(content).encode())
+
+    def _write(self, status: int, body: bytes) -> bool:
         keep = "keep-alive" if self.schedule.keep_alive else "close"
         self.writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"

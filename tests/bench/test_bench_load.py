@@ -1,11 +1,16 @@
 """``paceline bench load`` from the command line to the files."""
 
+import fcntl
 import json
 import os
+import pty
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +129,7 @@ def test_a_tokenizer_at_hand_makes_exact_prompts_and_counts_what_the_server_does
         output = tmp_path / "run"
         done = run(server.url, *FAST, "--tokenizer", str(smollm2_path), "--output", str(output))
     assert done.returncode == 0, done.stderr
-    assert "chat template not included" in done.stdout
+    assert "what the server's chat template adds not included" in " ".join(done.stdout.split())
     records = RunDirectory(output).records()
     assert {record.token_source for record in records} == {"tokenizer"}
     # The server's 16 "word " end in a space, which is a token of its own.
@@ -140,21 +145,101 @@ def test_lengths_that_cannot_be_forced_are_marked(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path / "run").info().plan["ignore_eos"] is False
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_the_table_fits_80_columns(measured: Any, tmp_path: Path, terminal: bool) -> None:
+    server, _, _ = measured
+    command = [*COMMAND, server.url, *FAST, "--output", str(tmp_path / "run"), "--api-key", "sk-very-secret"]
+    text = in_terminal(command, columns=80) if terminal else run(*command[5:]).stdout
+    lines = text[text.index("concurrency 1 ·") : text.index("Input lengths")].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert all(re.search(r" \d+$", line) for line in lines if "(ms)" in line)
+
+
+def in_terminal(command: list[str], columns: int) -> str:
+    """What a command writes where all its standard streams are a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=clean)
+    os.close(theirs)
+    written = b""
+    try:
+        while select.select([ours], [], [], TIMEOUT_S)[0] and (read := os.read(ours, 65536)):
+            written += read
+    except OSError:  # Linux's way to say that the other side has been closed
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(TIMEOUT_S) == 0, written
+    return written.decode()
+
+
 def test_every_request_failing_is_exit_code_1_with_the_first_error(tmp_path: Path) -> None:
     # One request of the probe, two of the calibration and one warm-up go well; those measured do not.
     with ScheduleServer(Schedule(fault="http_error", faulty=(4, 5, 6))) as server:
         done = run(server.url, *FAST, "--api-key", "sk-quoted", "--output", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert "every request failed; the first: http_error: HTTP 503: no room, ***" in done.stderr
+    assert "error: 3 of 3 requests failed; the first: http_error: HTTP 503: no room, ***" in done.stderr
     assert "0 requests ok, 3 failed" in done.stdout
     assert len(RunDirectory(tmp_path / "run").records()) == 3
 
 
-def test_some_requests_failing_is_told_but_no_failure_of_the_run(tmp_path: Path) -> None:
+def test_one_request_failing_is_exit_code_1_and_the_files_are_there(tmp_path: Path) -> None:
     with ScheduleServer(Schedule(fault="reset", faulty=(5,))) as server:
         done = run(server.url, *FAST, "--output", str(tmp_path / "run"))
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "2 requests ok, 1 failed" in done.stdout
+    assert "error: 1 of 3 requests failed; the first: disconnected: connection closed" in done.stderr
+    assert all(path.exists() for path in RunDirectory(tmp_path / "run").files())
+
+
+def test_a_server_that_goes_away_is_exit_code_3_and_ends_the_run(tmp_path: Path) -> None:
+    # Probe, two for calibration, one warm-up, one measured; then nobody listens.
+    schedule = Schedule(fault="gone", faulty=(5,))
+    with ScheduleServer(schedule) as server:
+        done = run(server.url, *FAST, "--output-tokens", "16,17", "--output", str(tmp_path / "run"))
+    assert done.returncode == 3, done.stderr
+    assert "1 requests ok, 2 failed" in done.stdout
+    assert "error: 2 of 3 requests failed; the first: connect_error: cannot connect to" in done.stderr
+    assert f"error: nobody answers at {server.url} any more" in done.stderr
+    assert {record.cell for record in RunDirectory(tmp_path / "run").records()} == {0}
+
+
+def test_a_url_from_a_curl_line_is_taken_with_a_note(tmp_path: Path) -> None:
+    with ScheduleServer(SCHEDULE) as server:
+        done = run(f"{server.url}/v1/chat/completions", *FAST, "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert f"/v1/chat/completions: measuring the server at {server.url}; " in done.stderr
+    assert {each.path for each in server.generations} == {"/v1/chat/completions"}
+
+
+def test_a_length_beyond_the_context_is_refused_before_the_first_request(tmp_path: Path) -> None:
+    with ScheduleServer(Schedule(max_model_len=100)) as server:
+        done = run(server.url, "--input-tokens", "24,90", "--output-tokens", "16", "--output", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "--input-tokens 90 + --output-tokens 16 = 106 tokens, more than the server's context of 100" in done.stderr
+    assert server.generations == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_chat_template_counts_where_a_tokenizer_at_hand_does_not_know_it(
+    tmp_path: Path, smollm2_path: Path
+) -> None:
+    options = [*FAST, "--tokenizer", str(smollm2_path)]
+    with ScheduleServer(Schedule(template_tokens=9, max_model_len=45)) as server:
+        done = run(server.url, *options, "--output", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "24 + 9 of the chat template + --output-tokens 16 = 49 tokens" in done.stderr
+    with ScheduleServer(Schedule(template_tokens=9, max_model_len=49)) as server:
+        done = run(server.url, *options, "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "the server's chat template adds 9 tokens to each" in " ".join(done.stdout.split())
+
+
+def test_finding_prompts_is_told_while_it_goes_on(measured: Any) -> None:
+    _, _, done = measured
+    assert re.search(r"^\d{4}-.* finding prompts: the server counts one of about 24 tokens$", done.stderr, re.MULTILINE)
 
 
 def test_nobody_there_is_exit_code_3_and_leaves_no_directory(tmp_path: Path) -> None:
@@ -172,6 +257,11 @@ def test_nobody_there_is_exit_code_3_and_leaves_no_directory(tmp_path: Path) -> 
         (["--input-tokens", "3"], "at least 4"),
         (["--output-tokens", "0"], "--output-tokens is 0"),
         (["--timeout", "0"], "--timeout is 0"),
+        (["--concurrency", "1,8", "--requests", "3"], "--requests is 3, fewer than --concurrency 8"),
+        (["--concurrency", "1,1"], "--concurrency 1,1 has a number twice"),
+        (["--input-tokens", "64,8,64"], "--input-tokens 64,8,64 has a number twice"),
+        (["--parallel", "2", "--concurrency", "1"], "--concurrency and --parallel are the same option"),
+        (["--parallel", ""], "--concurrency is ''"),
         (["--tokenizer", "smollm3"], "unknown model 'smollm3'"),
         (["--output", "."], "not empty"),
         (["--api", "grpc"], "grpc"),
@@ -212,8 +302,11 @@ def test_ctrl_c_keeps_and_writes_what_is_there(tmp_path: Path) -> None:
 def test_help_teaches_with_an_example() -> None:
     done = run("--help", COLUMNS="100", TERM="dumb")
     assert done.returncode == 0
-    for words in ("paceline bench load --input-tokens 256 --output-tokens 128 --concurrency 1,8", "--parallel", "130"):
+    narrow = run("--help", COLUMNS="80", TERM="dumb").stdout
+    for words in ("paceline bench load --input-tokens 256 --output-tokens 64 --concurrency 1,8", "--parallel ", "130"):
         assert words in done.stdout
+        assert words in narrow
+    assert "1 a measured request failed" in narrow
 
 
 def test_a_record_knows_when_the_server_never_sent_anything() -> None:

@@ -197,6 +197,10 @@ def test_cancelling_records_an_interruption() -> None:
         ("http://localhost:8000/v1/", ("http", "localhost", 8000, ""), "http://localhost:8000"),
         ("https://api.test/openai/v1", ("https", "api.test", 443, "/openai"), "https://api.test:443/openai"),
         ("http://[::1]:9/", ("http", "::1", 9, ""), "http://[::1]:9"),
+        ("http://a:1/v1/chat/completions", ("http", "a", 1, ""), "http://a:1"),
+        ("http://a:1/api/v1/completions/", ("http", "a", 1, "/api"), "http://a:1/api"),
+        ("http://a:1/v1/models", ("http", "a", 1, ""), "http://a:1"),
+        ("http://a:1/other/path", ("http", "a", 1, "/other/path"), "http://a:1/other/path"),
     ],
 )
 def test_urls(url: str, endpoint: tuple[str, str, int, str], canonical: str) -> None:

@@ -127,3 +127,22 @@ def test_failures_give_no_throughput() -> None:
     failed = record(sent=0, last=100, end=120, events=[100], tokens=7, status="disconnected")
     assert metrics.throughput_output([failed], Window(0, 200 * MS)) == 0
     assert metrics.throughput_requests([failed], Window(0, 200 * MS)) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "gone"),
+    [
+        ([], False),
+        (["ok", "ok"], False),
+        (["ok", "disconnected", "connect_error"], True),
+        (["connect_error"], True),
+        (["connect_error", "ok"], False),
+        (["timeout", "ok", "connect_error"], True),
+        (["ok", "disconnected"], False),
+        (["ok", "http_error", "connect_error"], False),
+        (["ok", "connect_error", "disconnected"], False),
+    ],
+)
+def test_a_server_is_gone_when_only_connections_fail_at_the_end(statuses: list[Any], gone: bool) -> None:
+    records = [record(status=status, end=number + 1) for number, status in enumerate(statuses)]
+    assert metrics.server_is_gone(records[::-1]) is gone

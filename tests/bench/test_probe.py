@@ -1,5 +1,6 @@
 """What is found out about a server before measuring it."""
 
+import re
 import socket
 from typing import Any, Literal
 
@@ -55,6 +56,37 @@ def test_several_models_or_none_need_a_choice() -> None:
         choose_model(none, None, "http://x")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, "no such page"), "GET /v1/models answers HTTP 404: no such page"),
+        ((200, "<html>hello</html>"), "GET /v1/models answers no JSON list of models, but '<html>hello</html>'"),
+        ((200, '{"status": "ok"}'), "GET /v1/models answers no JSON list of models"),
+    ],
+)
+def test_what_is_wrong_with_the_list_of_models_is_told(answer: tuple[int, str], words: str) -> None:
+    with ScheduleServer(Schedule(models_answer=answer)) as server, probe(server) as asking:
+        found = asking.identify()
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        choose_model(found, None, server.url)
+    assert "lists no model" not in str(error.value)
+    assert choose_model(found, "named", server.url) == "named"
+
+
+def test_the_context_of_each_model_that_tells_it() -> None:
+    with ScheduleServer(Schedule(max_model_len=512)) as server, probe(server) as asking:
+        assert asking.identify().contexts == {"scheduled": 512}
+    with ScheduleServer(Schedule()) as server, probe(server) as asking:
+        assert asking.identify().contexts == {}
+
+
+def test_a_prompt_that_is_refused_is_told_in_tokens() -> None:
+    with ScheduleServer(Schedule(fault="http_error")) as server, probe(server) as asking:
+        chat = Dialect("openai-chat", "scheduled", "stream", 0.0, True, True)
+        with pytest.raises(InputError, match="refuses a prompt of about 9000 tokens: HTTP 503: no room"):
+            asking.count_prompt_tokens(chat, "some words", 9000)
+
+
 def test_chat_comes_first_with_everything() -> None:
     assert dialect({}) == Dialect("openai-chat", "scheduled", "stream", 0.5, True, True)
 
@@ -108,7 +140,7 @@ def test_the_key_is_sent_and_a_wrong_one_is_a_clear_error() -> None:
 def test_counts_prompt_tokens_also_in_a_stream_dialect() -> None:
     with ScheduleServer(Schedule(template_tokens=5)) as server, probe(server) as asking:
         chat = Dialect("openai-chat", "scheduled", "stream", 0.0, True, True)
-        assert asking.count_prompt_tokens(chat, "three words here") == 8
+        assert asking.count_prompt_tokens(chat, "three words here", 3) == 8
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["nobody", "not http"])

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from paceline.bench.load import Progress
 from paceline.bench.record import CellPlan, RequestRecord, RunDirectory, RunInfo
 from paceline.bench.report.progress import ProgressBar, ProgressLines, open_progress
 from paceline.bench.report.summary import Summary, distribution, summarize, write_summary
-from paceline.bench.report.table import print_report
+from paceline.bench.report.table import report
 
 MS = 1_000_000
 
@@ -65,10 +64,13 @@ def summary_of(
 
 
 def printed(directory: RunDirectory, summary: Summary) -> str:
-    console = Console(file=io.StringIO(), width=140)
-    print_report(console, directory, directory.info(), summary)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "\n".join(report(directory, directory.info(), summary))
+
+
+def row(text: str, label: str) -> str:
+    """The first row of the table that begins with `label`, spaces made one."""
+    line = next(line for line in text.splitlines() if line.startswith(label))
+    return " ".join(line.split())
 
 
 # Five requests one after the other: TTFT 10, 20, 30, 40, 50 ms, then 19 gaps of 2 ms; E2E is TTFT + 38 ms.
@@ -115,8 +117,7 @@ def test_summary_csv_has_a_row_per_cell_and_metric(tmp_path: Path) -> None:
 def test_the_table_has_the_numbers_the_command_and_the_files(tmp_path: Path) -> None:
     directory, summary = summary_of(tmp_path, FIVE)
     text = printed(directory, summary)
-    row = next(line for line in text.splitlines() if "TTFT (ms)" in line)
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["TTFT (ms)", "30.0", "30.0", "48.0", "49.6", "5"]
+    assert row(text, "TTFT (ms)") == "TTFT (ms) 30.0 30.0 48.0 49.6 5"
     assert "concurrency 1 · 100 tokens in, 20 out · stream · 5 requests ok, 0 failed" in text
     assert "Repeat with: paceline bench load 'http://a b'" in text
     assert "Input lengths: known." in text
@@ -137,9 +138,7 @@ def test_sync_says_not_measurable_and_never_zero(tmp_path: Path) -> None:
     assert figures["e2e"].n == figures["output_tps"].n == figures["queue"].n == 5
     text = printed(directory, summary)
     for name in ("TTFT", "ITL", "TPOT"):
-        row = next(line for line in text.splitlines() if f"{name} (ms)" in line)
-        assert "not measurable (sync)" in row
-        assert "–" in row
+        assert row(text, f"{name} (ms)") == f"{name} (ms) not measurable (sync) 0"
 
 
 def test_failures_are_counted_told_and_never_dropped(tmp_path: Path) -> None:
@@ -180,10 +179,45 @@ def test_too_short_answers_have_no_rates(tmp_path: Path) -> None:
 
 
 def test_a_short_run_has_no_steady_window_but_a_whole_run_figure(tmp_path: Path) -> None:
-    _, summary = summary_of(tmp_path, FIVE[:1])
+    directory, summary = summary_of(tmp_path, FIVE[:1])
     figures = summary.cells[0].metrics
     assert (figures["throughput_output"].mean, figures["throughput_output"].note) == (None, "no steady window")
     assert figures["throughput_output_whole_run"].mean == pytest.approx(20 / 0.048)
+    text = printed(directory, summary)
+    assert row(text, "throughput, steady (tokens/s)") == "throughput, steady (tokens/s) no steady window 0"
+    why = "no steady window: all slots were busy for less than 3 median E2E latencies; give more --requests"
+    assert why in " ".join(text.split())
+
+
+def test_no_figure_is_shortened_and_no_line_of_the_table_is_wider_than_80(tmp_path: Path) -> None:
+    """Minutes of latency, long prompts, a note on every row that can have one, a long error, sampled terabytes."""
+    slow = [
+        request(n, 1_000_000 * n, 1_000_000 * n + 123_456, [98_765] * 5 + [0] * 40, prompt_tokens=131_072, cell=n % 2)
+        for n in range(12)
+    ]
+    failed = RequestRecord(cell=0, id=99, scheduled=0, sent=1, end=9, status="http_error", error="word " * 60)
+    samples = f"ns,host_memory_bytes,host_cpu_percent\n{50 * MS},{2**44},25600\n"
+    directory, summary = summary_of(
+        tmp_path, [*slow, failed], samples, concurrency=1024, input_tokens=131_072, output_tokens=16_384
+    )
+    tables = printed(directory, summary).partition("Input lengths")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "…" not in tables
+    assert row(tables, "TTFT (ms)") == "TTFT (ms) 123456 123456 123456 123456 6"
+    assert row(tables, "E2E (ms)") == "E2E (ms) 617281 617281 617281 617281 6"
+    assert row(tables, "memory, whole machine (MiB)").startswith("memory, whole machine (MiB) 16777216 16777216")
+    assert "ITL: not measurable in 6 of 6 streams (coalesced on the way)" in tables
+    headings = [" ".join(line.split()) for line in tables.splitlines() if "p50" in line]
+    assert headings == ["mean p50 p95 p99 n"] * 2
+
+
+def test_latency_comes_first_and_resources_last(tmp_path: Path) -> None:
+    records = [msgspec.structs.replace(each, server_times={"queue": 1.0}) for each in FIVE]
+    directory, summary = summary_of(tmp_path, records, f"ns,server_rss_bytes\n{50 * MS},{2**20}\n")
+    lines = printed(directory, summary).splitlines()
+    labels = ("TTFT", "E2E", "queue", "generation speed", "throughput", "input length", "failed", "memory, server")
+    places = [next(number for number, line in enumerate(lines) if line.startswith(label)) for label in labels]
+    assert places == sorted(places)
 
 
 def test_coalesced_streams_have_no_itl(tmp_path: Path) -> None:

@@ -93,9 +93,11 @@ class CountingServer:
     def __init__(self, count: Callable[[str], int | None]) -> None:
         self.count = count
         self.asked: list[str] = []
+        self.about: list[int] = []
 
-    def __call__(self, text: str) -> int | None:
+    def __call__(self, text: str, about: int) -> int | None:
         self.asked.append(text)
+        self.about.append(about)
         return self.count(text)
 
 
@@ -127,3 +129,32 @@ def test_a_server_that_does_not_count_needs_a_tokenizer() -> None:
         CalibratedPrompts(PromptSource(0), CountingServer(lambda text: None)).make(64)
     with pytest.raises(InputError, match="cannot be used"):
         CalibratedPrompts(PromptSource(0), CountingServer(lambda text: 5)).make(64)
+
+
+def test_a_long_prompt_is_asked_for_once_and_never_much_longer() -> None:
+    """Three tokens for two words, a context of hardly more than the wanted length."""
+    server = CountingServer(lambda text: per_word(text) * 3 // 2 + 10)
+    prompts = CalibratedPrompts(PromptSource(0), server)
+    assert abs(per_word(prompts.make(8000)) * 3 // 2 + 10 - 8000) <= 1
+    assert max(map(server.count, server.asked)) <= 8000 + 40
+    assert server.about == [8, 128, 8000]
+    # What was learnt serves other lengths too.
+    assert abs(per_word(prompts.make(4000)) * 3 // 2 + 10 - 4000) <= 1
+    assert server.about == [8, 128, 8000, 4000]
+
+
+@pytest.mark.parametrize(
+    ("added", "chat", "words"),
+    [
+        (31, True, "exact in the tokenizer words; the server's chat template adds 31 tokens to each"),
+        (1, False, "exact in the tokenizer words; the server adds 1 tokens to each"),
+        (0, False, "exact in the tokenizer words"),
+        (-2, True, "exact in the tokenizer words, which is not the server's: it counts 6 tokens where this has 8"),
+        (None, True, "exact in the tokenizer words, what the server's chat template adds not included"),
+    ],
+)
+def test_exact_prompts_say_what_the_server_adds(added: int | None, chat: bool, words: str) -> None:
+    prompts = ExactPrompts(PromptSource(0), per_word, "words")
+    prompts.compare_with_server(lambda text, _: None if added is None else per_word(text) + added, chat=chat)
+    assert prompts.description == words
+    assert prompts.added_tokens == max(0, added or 0)

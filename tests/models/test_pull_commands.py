@@ -48,16 +48,37 @@ def test_models_lists_what_is_known_and_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     models()
-    out = capsys.readouterr().out
-    assert re.search(r"smollm2-135m .* 98 MB .* Apache-2.0 .* not cached .* SmolLM2-135M-Instruct", out)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "smollm2-135m  98 MB  Apache-2.0",
+        "  SmolLM2-135M-Instruct, Q4_1: fast, not wise",
+        "  not cached; `paceline pull smollm2-135m` fetches it",
+    ]
+    cache(catalog.CATALOG["smollm2-135m"])
+    models()
+    assert f"  {catalog.CATALOG['smollm2-135m'].path}" in capsys.readouterr().out.splitlines()
+
+
+def test_models_in_a_pipe_are_a_line_each_with_tabs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    monkeypatch.setenv("PACELINE_HOME", str(folder))
     entry = catalog.CATALOG["smollm2-135m"]
-    entry.path.parent.mkdir()
+    models()
+    assert capsys.readouterr().out == f"smollm2-135m\t98 MB\tApache-2.0\t\t{entry.description}\n"
+    cache(entry)
+    models()
+    assert capsys.readouterr().out.split("\t")[3] == str(entry.path)
+
+
+def cache(entry: catalog.CatalogEntry) -> None:
+    """A file that looks like the model's."""
+    entry.path.parent.mkdir(parents=True, exist_ok=True)
     with entry.path.open("wb") as file:
         file.truncate(entry.size)
-    models()
-    assert str(entry.path) in capsys.readouterr().out
 
 
 def test_the_commands_import_nothing_heavy() -> None:

@@ -90,9 +90,8 @@ class Endpoint:
         if not (parts.hostname + parts.path).isprintable() or " " in parts.hostname + parts.path:
             raise InputError(f"{url!r} has characters that a URL cannot have")
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
-        base = parts.path.rstrip("/")
-        for path in _OPENAI_PATHS:
-            base = base.removesuffix(path).rstrip("/")
+        given = parts.path.rstrip("/")
+        base = next((given.removesuffix(path) for path in _OPENAI_PATHS if given.endswith(path)), given).rstrip("/")
         return cls(scheme, parts.hostname, port or (443 if scheme == "https" else 80), base)
 
     @property

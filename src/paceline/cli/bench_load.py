@@ -71,16 +71,16 @@ def load(
     Prompts are random words and no two begin alike, so that a prefix cache has
     nothing to reuse.
 
-    Example: one request at a time, then eight, 256 tokens in and 128 out:
+    Example: one request at a time, then eight, 256 tokens in and 64 out:
 
-        paceline bench load --input-tokens 256 --output-tokens 128 --concurrency 1,8
+      paceline bench load --input-tokens 256 --output-tokens 64 --concurrency 1,8
 
     TTFT counts from the first byte sent to the first event with content.
     "steady" throughput is taken while all slots were busy.
 
-    Exit codes: 0 done, 1 a measured request failed, 2 bad input, 3 no server there
-    or it went away, 130 interrupted. The table and the files are there all the same
-    when requests failed.
+    Exit codes: 0 done, 1 a measured request failed (the table and the files are
+    written all the same), 2 bad input, 3 no server there, or it went away during
+    the run, 130 interrupted.
     """
     import secrets
 

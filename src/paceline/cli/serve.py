@@ -22,11 +22,17 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja chat template instead of the model's.", exists=True, dir_okay=False)
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens. Default: the model's own context.")
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests computed at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
     kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for the KV cache, such as 2GiB. Default: a quarter of what is free.")
+        str | None,
+        typer.Option(
+            help="Memory for the KV cache, such as 2GiB. Default: a quarter of the free memory, at most what "
+            "--max-num-seqs full contexts need."
+        ),
     ] = None,
     kv_dtype: Annotated[Literal["f16", "f32"], typer.Option(help="Number type of the KV cache.")] = "f16",
     threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
@@ -49,6 +55,7 @@ def serve(
     from paceline.server.listen import HttpServer, bind
 
     _configure_logging()
+    keys = _usable_keys(api_key)
     options = EngineOptions(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -59,7 +66,6 @@ def serve(
         chat_template=chat_template,
         enable_prefix_caching=prefix_caching,
     )
-    keys = api_key or []
     # Before the model is loaded: a port that is taken is told at once.
     with bind(host, port) as listener:
         with pull_progress() as progress:
@@ -68,17 +74,43 @@ def serve(
             names = served_model_name or [loaded.name]
             app = create_app(loaded, served_names=names, system_prompt=system, api_keys=keys)
             bound = listener.getsockname()
-            server = HttpServer(
-                app, on_ready=lambda: announce(loaded, names[0], bound[0], bound[1], guarded=bool(keys))
-            )
+            key = _as_typed(keys)
+            server = HttpServer(app, on_ready=lambda: announce(loaded, names[0], bound[0], bound[1], key=key))
             _handle_hangup(server)
             server.run_on(listener)
         finally:
             loaded.close()
+    _tell_end(server)
 
 
-def start_screen(loaded: "LoadedModel", name: str, url: str, *, guarded: bool) -> list[tuple[str, str]]:
-    """What the operator should know when the server is ready: (label, text) in reading order."""
+def _usable_keys(given: list[str] | None) -> list[str]:
+    """
+    Raises:
+        InputError: a key is empty or cannot be sent; a server that was meant to be guarded must not open.
+    """
+    import os
+
+    from paceline.cli.api_key import check_api_key
+
+    if not given and "PACELINE_API_KEY" in os.environ:
+        given = [""]  # to typer an empty variable is none at all
+    return [check_api_key(key) for key in given or ()]
+
+
+def _as_typed(keys: list[str]) -> str | None:
+    """How the curl line spells a key without telling it: as its variable, or as a word to replace."""
+    import os
+
+    if not keys:
+        return None
+    return "$PACELINE_API_KEY" if os.environ.get("PACELINE_API_KEY") == keys[0] else "YOUR_KEY"
+
+
+def start_screen(loaded: "LoadedModel", name: str, url: str, *, key: str | None) -> list[tuple[str, str]]:
+    """What the operator should know when the server is ready: (label, text) in reading order.
+
+    ``key`` is how a shell spells the API key, None without one.
+    """
     from paceline.machine import gpu_names
 
     rows = [*loaded.describe().items()]
@@ -86,15 +118,15 @@ def start_screen(loaded: "LoadedModel", name: str, url: str, *, guarded: bool) -
     if gpus:
         rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; this version computes on the CPU"))
     rows.append(("ready", f"{url}  (interactive reference: {url}/docs)"))
-    rows.append(("try", _curl(url, name, chat=loaded.chat_template is not None, guarded=guarded)))
+    rows.append(("try", _curl(url, name, chat=loaded.chat_template is not None, key=key)))
     return rows
 
 
-def _curl(url: str, name: str, *, chat: bool, guarded: bool) -> str:
+def _curl(url: str, name: str, *, chat: bool, key: str | None) -> str:
     import json
     import shlex
 
-    key = ' -H "Authorization: Bearer $PACELINE_API_KEY"' if guarded else ""
+    authorization = "" if key is None else f' -H "Authorization: Bearer {key}"'
     body: dict[str, object] = {"model": name}
     if chat:
         path = "chat/completions"
@@ -102,10 +134,10 @@ def _curl(url: str, name: str, *, chat: bool, guarded: bool) -> str:
     else:
         path = "completions"
         body["prompt"] = "The capital of France is"
-    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return f"curl {url}/v1/{path}{authorization} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
-def announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded: bool) -> None:
+def announce(loaded: "LoadedModel", name: str, host: str, port: int, *, key: str | None) -> None:
     """Print the start screen, or log it where there is no terminal; warn if anybody can use the model."""
     import logging
     import sys
@@ -116,7 +148,7 @@ def announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded:
     # A wildcard address is no address to connect to.
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-    rows = start_screen(loaded, name, url, guarded=guarded)
+    rows = start_screen(loaded, name, url, key=key)
     if sys.stdout.isatty():
         # The terminal may be closed by now; the server is there all the same.
         with suppress(OSError):
@@ -126,10 +158,16 @@ def announce(loaded: "LoadedModel", name: str, host: str, port: int, *, guarded:
         logger.info("Paceline %s", __version__)
         for label, text in rows:
             logger.info("%s: %s", label, text)
-    if not guarded and not _is_loopback(host):
+    if key is None and not _is_loopback(host):
         logger.warning(
             "Listening on %s without a key: everybody who reaches this machine can use the model; see --api-key", host
         )
+
+
+def _tell_end(server: "HttpServer") -> None:
+    import logging
+
+    logging.getLogger("paceline.serve").info("stopped (%s)", server.stopped_by)
 
 
 def _is_loopback(host: str) -> bool:

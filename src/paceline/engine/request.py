@@ -217,5 +217,8 @@ def _check_number(param: str, value: object, low: float, high: float, *, above: 
         raise InputError(f"{param} must be a number, got {value!r}", param=param)
     # Comparing first: an int too large for a float overflows in isfinite.
     if not low <= value <= high or not math.isfinite(value) or (above and value == low):
-        bounds = f"above {low:g}" if above else f"at least {low:g}"
-        raise InputError(f"{param} must be {bounds} and at most {high:g}, got {value}", param=param)
+        if high == FLOAT32_MAX:
+            bounds = f"a finite number of at least {low:g}"
+        else:
+            bounds = f"{'above' if above else 'at least'} {low:g} and at most {high:g}"
+        raise InputError(f"{param} must be {bounds}, got {value}", param=param)

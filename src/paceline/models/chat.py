@@ -60,6 +60,8 @@ class ChatTemplate:
             return cls(path.read_text(encoding="utf-8"), tokenizer)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--chat-template {path}: cannot be read: {error}") from error
+        except ModelFileError as error:
+            raise ModelFileError(f"--chat-template {path}: {error}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The conversation as text.

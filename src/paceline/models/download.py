@@ -94,14 +94,14 @@ def fetch(wheel: Wheel, destination: Path, size: int, sha256: str, progress: Pro
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Turn the first SIGTERM or SIGHUP into SystemExit, so that what is open is closed; others wait for the end."""
+    """Turn the first SIGTERM or SIGHUP into SystemExit, so that what is open is closed; more are ignored meanwhile."""
     # One that is ignored (nohup) stays so, and an application's own handler is the application's.
     taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread() or not taken:
         yield
         return
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
         for each in taken:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)

@@ -46,6 +46,7 @@ def create_app(
     add_error_handlers(app)
     app.include_router(openai_routes(service))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}

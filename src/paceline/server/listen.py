@@ -1,5 +1,6 @@
 """The HTTP server process: uvicorn on a socket that is bound already, and an end that lets no stream hang."""
 
+import errno
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         InputError: the port is taken, or the host is not an address of this machine.
     """
+    if not host:  # to the system that is every network, which is not what --host "$UNSET" should open
+        raise InputError("--host is empty; use 127.0.0.1, or 0.0.0.0 for every network", param="host")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -43,11 +46,16 @@ def bind(host: str, port: int) -> socket.socket:
 def _address_error(host: str, port: int, error: OSError) -> InputError:
     if isinstance(error, socket.gaierror):
         return InputError(f"--host {host} is not an address or a known name: {error.strerror}", param="host")
-    return InputError(
-        f"Cannot serve on {host} port {port}: {error.strerror}. "
-        "Stop the program that uses it, or choose another port with --port (0 takes any free one)",
-        param="port",
-    )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return InputError(
+            f"--host {host} is not an address of this machine: {error.strerror}. "
+            "Use 127.0.0.1, one of its own addresses, or 0.0.0.0 for every network",
+            param="host",
+        )
+    advice = "Choose another port with --port (0 takes any free one)"
+    if error.errno == errno.EADDRINUSE:
+        advice = "Stop the program that uses it, or choose another port with --port (0 takes any free one)"
+    return InputError(f"Cannot serve on {host} port {port}: {error.strerror}. {advice}", param="port")
 
 
 class HttpServer(uvicorn.Server):
@@ -73,6 +81,8 @@ class HttpServer(uvicorn.Server):
         )
         self._service: Service = app.state.service
         self._on_ready = on_ready
+        self.stopped_by: str | None = None
+        """Name of the signal that ended it, such as ``SIGTERM``."""
 
     def run_on(self, listener: socket.socket) -> None:
         """
@@ -100,3 +110,4 @@ class HttpServer(uvicorn.Server):
             os._exit(_INTERRUPTED)
         # Not uvicorn's own: it would raise the signal again after an orderly end, and that is not a failure.
         self.should_exit = True
+        self.stopped_by = self.stopped_by or signal.Signals(sig).name

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline.engine.request import RequestOutput, TokenLogprobs, Usage
+from paceline.engine.request import RequestOutput, SamplingParams, TokenLogprobs, Usage
 from paceline.errors import InputError
 from paceline.server.body import parse_body, read_body
 from paceline.server.dispatch import Mailbox, stopping_error
@@ -32,8 +32,9 @@ def openai_routes(service: Service) -> APIRouter:
         request = parse_body(CompletionRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
+        params = request.to_sampling_params()
         prompts = await service.encode_prompts(request.prompt, parse_special=request.parse_special is not False)
-        return await _answer(service, http, request, CompletionChoice, name, prompts, arrived)
+        return await _answer(service, http, request, params, CompletionChoice, name, prompts, arrived)
 
     @routes.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
     async def chat_completions(http: Request) -> Response:
@@ -41,8 +42,9 @@ def openai_routes(service: Service) -> APIRouter:
         request = parse_body(ChatRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
+        params = request.to_sampling_params()
         prompt = await service.encode_chat([message.for_template() for message in request.messages])
-        return await _answer(service, http, request, ChatChoice, name, [prompt], arrived)
+        return await _answer(service, http, request, params, ChatChoice, name, [prompt], arrived)
 
     @routes.get("/v1/models")
     async def models() -> Payload:
@@ -113,6 +115,7 @@ async def _answer(
     service: Service,
     http: Request,
     request: CompletionRequest | ChatRequest,
+    params: SamplingParams,
     kind: type[ChatChoice] | type[CompletionChoice],
     name: str,
     prompts: list[list[int]],
@@ -122,15 +125,15 @@ async def _answer(
     try:
         mailbox = service.dispatcher.submit(
             prompts,
-            request.to_sampling_params(),
+            params,
             response_id=response_id,
             arrived=arrived,
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
         )
     except InputError as error:
-        # The engine's word for what this endpoint, or this client, calls otherwise.
-        error.param = request.engine_names.get(error.param, error.param)
+        if error.param == "prompt":  # the engine's word for what this endpoint may call otherwise
+            error.param = kind.prompt_field
         raise
     answer = _Answer(
         mailbox,

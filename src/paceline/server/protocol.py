@@ -2,18 +2,23 @@
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
-from paceline.engine.request import SamplingParams
+from paceline.engine.request import MAX_LOGPROBS, SamplingParams
 from paceline.errors import InputError
+from paceline.server.body import as_json
 
 logger = logging.getLogger("paceline.server")
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for ``/v1/completions``; chat runs to the end of the context."""
+
+MAX_PROMPTS = 2048
+"""OpenAI's own limit for the inputs of one request (embeddings); it names none for completions."""
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
@@ -87,11 +92,12 @@ def _joined_text_parts(content: object) -> object:
         return content
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"only parts of type 'text' are supported, not {kind!r}")
+        if not isinstance(part, dict):
+            raise ValueError('parts must be objects such as {"type": "text", "text": "Hello"}')
+        if part.get("type") != "text":
+            raise ValueError(f'only parts of type "text" are supported, not {as_json(part.get("type"))}')
         if not isinstance(part.get("text"), str):
-            raise ValueError("a text part needs a string 'text'")
+            raise ValueError('a text part needs a string "text"')
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -102,21 +108,42 @@ def _prompt_list(prompt: object) -> object:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of those, and not empty")
-    if all(_is_token_id(item) for item in prompt):
+    if len(prompt) > MAX_PROMPTS and type(prompt[0]) is not int:
+        raise ValueError(f"{len(prompt)} prompts are more than the {MAX_PROMPTS} that one request may have")
+    if _all_of(prompt, int):
         return [prompt]
-    if all(isinstance(item, str) for item in prompt):
+    if _all_of(prompt, str):
         return prompt
-    if all(isinstance(item, list) and item and all(_is_token_id(token) for token in item) for item in prompt):
+    if _all_of(prompt, list) and all(item and _all_of(item, int) for item in prompt):
         return prompt
     raise ValueError("must be all strings, all token ids (integers) or all non-empty lists of token ids")
 
 
-def _is_token_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
+def _all_of(items: list[Any], kind: type) -> bool:
+    """By exact type, as true is no token id; in C, as there may be millions of items."""
+    return set(map(type, items)) == {kind}
+
+
+def _keyed_by_token_id(bias: object) -> object:
+    """JSON's keys are strings, also where they are token ids."""
+    if not isinstance(bias, dict):
+        return bias
+    for key, value in bias.items():
+        if not re.fullmatch("[0-9]{1,10}", key):
+            raise ValueError(f'its keys must be token ids such as "50256", not {as_json(key)}')
+        if type(value) not in (int, float):
+            raise ValueError(f"its values must be numbers, not {as_json(value)}")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _not_empty(messages: "list[Message]") -> "list[Message]":
+    if not messages:
+        raise ValueError("must hold at least one message")
+    return messages
 
 
 class WireModel(BaseModel):
-    # Strict: a number in quotes is a mistake that OpenAI refuses too. Unknown fields go to check_extra_fields.
+    # Strict: a number in quotes is a mistake that OpenAI refuses too. Unknown fields go to ExtraFields.
     model_config = ConfigDict(extra="allow", strict=True)
 
 
@@ -143,14 +170,15 @@ class GenerationRequest(WireModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
-    stop_token_ids: list[int] | None = None
+    # FailFast: to describe each of a million wrong items would take a minute.
+    stop: Annotated[list[str] | None, FailFast(), BeforeValidator(_as_list)] = None
+    stop_token_ids: Annotated[list[int] | None, FailFast()] = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_keyed_by_token_id)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -196,11 +224,11 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], FailFast(), AfterValidator(_not_empty)]
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     """OpenAI's newer name for ``max_tokens``; it wins where both are given."""
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 
     def to_sampling_params(self) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:

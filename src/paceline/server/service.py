@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from paceline.engine.door import room_for_output
+from paceline.errors import InputError
 from paceline.models.chat import Message, no_template_error, with_default_system
+from paceline.models.vocabulary import Vocabulary
 from paceline.server.dispatch import Dispatcher
 from paceline.server.errors import ApiError
 from paceline.server.metrics import ServerMetrics
@@ -27,6 +30,7 @@ class Service:
         self.system_prompt = system_prompt
         self.metrics = ServerMetrics(model.engine, self.served_names[0])
         self.dispatcher = Dispatcher(model.engine, self.metrics)
+        self._longest_token = _longest_token(model.tokenizer.vocabulary)
         self._tokenizer_threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="paceline-tokenizer")
 
     async def stop(self) -> None:
@@ -49,13 +53,23 @@ class Service:
         return requested
 
     async def encode_prompts(self, prompts: Sequence[str | list[int]], *, parse_special: bool) -> list[list[int]]:
-        """Token ids of each prompt; long texts keep the event loop free."""
-        encode = self.model.tokenizer.encode
+        """Token ids of each prompt; long texts keep the event loop free.
+
+        Raises:
+            InputError: a text is empty or longer than the context; those after it have cost nothing.
+        """
+        encode, engine, kv = self.model.tokenizer.encode, self.model.engine, self.model.executor.kv_geometry
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_size("prompt", len(prompt.encode()))
+
+        def encode_one(prompt: str) -> list[int]:
+            ids = encode(prompt, parse_special=parse_special)
+            room_for_output(len(ids), None, engine.config, kv)
+            return ids
 
         def encode_all() -> list[list[int]]:
-            return [
-                encode(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt for prompt in prompts
-            ]
+            return [encode_one(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, encode_all)
 
@@ -63,13 +77,35 @@ class Service:
         """Token ids of a conversation up to where the answer begins.
 
         Raises:
-            InputError: the model has no chat template, or the template refuses the conversation.
+            InputError: the model has no chat template, or the template refuses the conversation, or it is far too long.
         """
         template = self.model.chat_template
         if template is None:
             raise no_template_error()
         conversation = with_default_system(messages, self.system_prompt)
+        self._check_size("messages", sum(len(message["content"].encode()) for message in conversation))
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, template.encode, conversation)
+
+    def _check_size(self, param: str, size: int) -> None:
+        """Refuse a text of ``size`` bytes that is not worth tokenizing: that takes a second per megabyte.
+
+        Raises:
+            InputError: not even as the longest tokens would it fit into the context.
+        """
+        # NFC and bytes without a token can make fewer tokens of a text, but not of one that anybody has.
+        context = self.model.engine.config.max_model_len
+        if size > context * self._longest_token:
+            raise InputError(
+                f"{param} has {size} bytes, the context holds {context} tokens of at most {self._longest_token} bytes "
+                f"each; shorten the prompt",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+def _longest_token(vocabulary: Vocabulary) -> int:
+    """In bytes."""
+    return max(len(vocabulary.token_text_bytes(token_id)) for token_id in range(len(vocabulary.tokens)))
 
 
 def new_id(prefix: str) -> str:
