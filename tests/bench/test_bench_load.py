@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from paceline.bench.record import RequestRecord, RunDirectory
 from paceline.bench.report.summary import Summary, summarize
 from paceline.bench.sampler import read_samples
-from paceline.cli.main import app
+from paceline.cli.commands import app
 from paceline.errors import PacelineError
 from tests.bench.schedule_server import Schedule, ScheduleServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from paceline.cli.main import app
+from paceline.cli.commands import app
 
 COMMANDS = ["serve", "chat", "pull", "models", "demo", "bench", "bench load", "bench engine"]
 

@@ -1,60 +1,22 @@
-"""The ``paceline`` command: one file per command beside this one, and the meaning of exit codes."""
+"""The ``paceline`` command: errors as one line, and the meaning of exit codes."""
 
 import sys
-from typing import Annotated
-
-import typer
-
-from paceline.cli.bench_engine import engine
-from paceline.cli.bench_load import load
-from paceline.cli.chat import chat
-from paceline.cli.demo import demo
-from paceline.cli.models import models
-from paceline.cli.pull import pull
-from paceline.cli.serve import serve
-from paceline.errors import PacelineError
 
 _INTERRUPTED = 130
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 a measurement or gate failed, 2 usage or input, 3 target unreachable, 130 interrupted.",
-)
-bench = typer.Typer(no_args_is_help=True, help="Measure a server, or the engine by itself.")
-for command in (serve, chat, pull, models, demo):
-    app.command()(command)
-for command in (load, engine):
-    bench.command()(command)
-app.add_typer(bench, name="bench")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from paceline import __version__
-
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def paceline(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Serve a language model on this machine, and measure any server that does."""
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        # Imported here, so that Ctrl-C while this loads is an interrupt like any other.
+        from paceline.cli.commands import app
+        from paceline.errors import PacelineError
+
+        try:
+            app()
+        except PacelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # `paceline models | head`
