@@ -30,7 +30,8 @@ from tests.server.fakes import tiny_model, wait_until
 from tests.server.serve_process import ROOT, ServeProcess
 
 COMMAND = [sys.executable, "-m", "tests.server.fake_cli", "serve"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PACELINE_API_KEY"}
+ENVIRONMENT["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) ")
 
 
@@ -42,7 +43,9 @@ def start() -> Iterator[Start]:
     """Start ``paceline serve MODEL --port 0 …`` with pipes, or on a terminal of its own."""
     servers: list[ServeProcess] = []
 
-    def start_process(*arguments: str, terminal: bool = False, ignore_hangup: bool = False) -> ServeProcess:
+    def start_process(
+        *arguments: str, terminal: bool = False, ignore_hangup: bool = False, **variables: str
+    ) -> ServeProcess:
         def prepare_child() -> None:
             if terminal:
                 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
@@ -53,7 +56,7 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen(
             [*COMMAND, "--port=0", *arguments],
             cwd=ROOT,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | variables,
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
@@ -84,6 +87,7 @@ def test_without_a_terminal_all_lines_are_dated_and_plain(start: Start) -> None:
     assert server.end(signal.SIGTERM) == 0
     with pytest.raises(AssertionError, match="ended"):
         server.read_until("Traceback")
+    assert server.text.endswith(" INFO stopped (SIGTERM)\n")
     lines = server.text.removeprefix("loading\n").splitlines()
     assert len(lines) > 5
     assert [line for line in lines if not DATED.match(line)] == []
@@ -127,7 +131,7 @@ def test_a_terminal_closed_as_the_screen_is_printed_does_not_stop_the_start(monk
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stdout", ClosedTerminal())
-    announce(tiny_model(), "tiny", "127.0.0.1", 8000, guarded=False)
+    announce(tiny_model(), "tiny", "127.0.0.1", 8000, key=None)
 
 
 def test_a_closed_pipe_does_not_end_the_server(start: Start) -> None:
@@ -151,6 +155,16 @@ def test_ctrl_c_ends_streams_in_order(start: Start) -> None:
     assert server.process.wait(timeout=20) == 0
     with pytest.raises(AssertionError, match="ended"):
         server.read_until("Traceback")
+    assert server.text.endswith(" INFO stopped (SIGINT)\n")
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_quietly(start: Start) -> None:
+    server = start("loading")
+    server.read_until("loading\n")
+    assert server.end(signal.SIGINT) == 130
+    with pytest.raises(AssertionError, match="ended"):
+        server.read_until("Traceback")
+    assert server.text == "loading\n"
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_stuck_step(start: Start) -> None:
@@ -253,7 +267,7 @@ def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA H200")
-    rows = dict(start_screen(tiny_model(), "tiny", "http://x", guarded=False))
+    rows = dict(start_screen(tiny_model(), "tiny", "http://x", key=None))
     assert rows["GPU"].startswith("NVIDIA H200: seen, not used")
 
 
@@ -263,10 +277,56 @@ def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert gpu_names() == []
-    assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", guarded=False))
+    assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", key=None))
 
 
-def test_a_base_model_is_tried_with_completions_and_a_key_is_named() -> None:
-    rows = dict(start_screen(tiny_model(template=None), "tiny", "http://x", guarded=True))
+def test_a_base_model_is_tried_with_completions() -> None:
+    rows = dict(start_screen(tiny_model(template=None), "tiny", "http://x", key=None))
     assert "/v1/completions" in rows["try"]
-    assert "$PACELINE_API_KEY" in rows["try"]
+
+
+def test_the_curl_line_of_a_guarded_server_lacks_only_the_secret(start: Start) -> None:
+    """Where the key is in the environment not even that, in the same shell."""
+    for arguments, variables, secret in (
+        (["--api-key=secret"], {}, ("YOUR_KEY", "secret")),
+        ([], {"PACELINE_API_KEY": "secret"}, ("", "")),
+        (["--api-key=secret"], {"PACELINE_API_KEY": "other"}, ("YOUR_KEY", "secret")),
+    ):
+        server = start("tiny", *arguments, **variables)
+        command = server.read_until(r"(curl .*)\n")[1].replace(*secret)
+        shell = ENVIRONMENT | variables
+        answer = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, timeout=20, check=False)
+        assert b'"chat.completion"' in answer.stdout
+        assert "secret" not in server.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "told"),
+    [
+        (["--api-key="], {}, "the API key is empty"),
+        (["--api-key=good", "--api-key="], {}, "the API key is empty"),
+        (["--api-key= "], {}, "the API key is empty"),
+        ([], {"PACELINE_API_KEY": ""}, "the API key is empty"),
+        ([], {"PACELINE_API_KEY": " "}, "the API key is empty"),
+        (["--api-key=schlüssel"], {}, "visible ASCII"),
+    ],
+)
+def test_a_key_that_guards_nothing_is_refused(
+    arguments: list[str], variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    app = typer.Typer()
+    app.command()(serve)
+    result = CliRunner().invoke(app, ["m", "--port=0", *arguments])
+    assert isinstance(result.exception, InputError)
+    assert told in str(result.exception)
+    assert result.exception.exit_code == 2
+
+
+def test_the_help_states_the_defaults() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(serve)
+    text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "Default: the model's own context" in text
+    assert "a quarter of the free memory, at most what --max-num-seqs full contexts need" in text

@@ -162,6 +162,9 @@ def test_a_template_from_a_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert ChatTemplate.from_file(path, tokenizer).render(user("x")) == "한 x"
     with pytest.raises(InputError, match=r"--chat-template .*missing.jinja: cannot be read"):
         ChatTemplate.from_file(tmp_path / "missing.jinja", tokenizer)
+    path.write_text("{% if %}")
+    with pytest.raises(ModelFileError, match=r"--chat-template .*t\.jinja: .*does not compile: line 1"):
+        ChatTemplate.from_file(path, tokenizer)
 
 
 def test_a_model_without_a_template(tokenizer: Tokenizer) -> None:

@@ -1,10 +1,11 @@
 """``python -m tests.server.fake_cli serve MODEL …``: the real command line over the tiny model.
 
-MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends) or ``stuck``
-(whose first step never returns).
+MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends), ``stuck``
+(whose first step never returns) or ``loading`` (which is never loaded).
 """
 
 import sys
+import threading
 from typing import Any
 
 from paceline import llm
@@ -14,6 +15,8 @@ from tests.server.fakes import ScriptedExecutor, tiny_model
 
 def load_tiny_model(model: str, **_options: object) -> Any:
     sys.stderr.write("loading\n")
+    if model == "loading":
+        threading.Event().wait(60)
     if model == "base":
         return tiny_model(template=None)
     if model == "endless":

@@ -17,6 +17,8 @@ from tests.server.fakes import ScriptedExecutor, tiny_model, wait_until
 
 def test_health(server: LiveServer) -> None:
     assert server.http.get("/health").json() == {"status": "ok"}
+    head = server.http.head("/health")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def samples(server: LiveServer) -> dict[str, float]:
@@ -181,6 +183,17 @@ def test_a_port_taken_while_the_model_was_loaded() -> None:
 def test_a_host_that_is_none() -> None:
     with pytest.raises(InputError, match=r"--host 256\.0\.0\.1"):
         bind("256.0.0.1", 0)
+
+
+def test_an_empty_host_does_not_open_every_network() -> None:
+    with pytest.raises(InputError, match="--host is empty"):
+        bind("", 0)
+
+
+def test_an_address_of_another_machine_is_not_a_taken_port() -> None:
+    with pytest.raises(InputError, match=r"--host 203\.0\.113\.1 is not an address of this machine") as error:
+        bind("203.0.113.1", 0)  # a network that nobody has (RFC 5737)
+    assert "Stop the program" not in str(error.value)
 
 
 def test_a_bound_port_refuses_connections_until_the_server_listens() -> None:

@@ -1,10 +1,13 @@
 """What is refused: always OpenAI's error shape, the field and the numbers."""
 
+import json
 import logging
 
 import pytest
 
-from paceline.server.protocol import UNSUPPORTED
+from paceline.errors import InputError
+from paceline.server.body import parse_body
+from paceline.server.protocol import UNSUPPORTED, ChatRequest
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.fakes import tiny_model
 
@@ -24,21 +27,39 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETIONS, {"prompt": [259]}, "prompt", "259, the vocabulary has ids 0 to 258"),
         (COMPLETIONS, {"prompt": "x" * 4096}, "prompt", "4096 tokens, the context holds 4096"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": -5}, "max_tokens", "at least 1, got -5"),
-        (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens", "valid integer, got '5'"),
-        (COMPLETIONS, {"prompt": "x", "temperature": -0.5}, "temperature", "-0.5"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens", 'valid integer, got "5"'),
+        (COMPLETIONS, {"prompt": "x", "temperature": -0.5}, "temperature", "a finite number of at least 0, got -0.5"),
         (COMPLETIONS, {"prompt": "x", "top_p": 0}, "top_p", "above 0"),
         (COMPLETIONS, {"prompt": "x", "stop": 3}, "stop", "got 3"),
         (COMPLETIONS, {"prompt": "x", "stop": [""]}, "stop", "empty string"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"300": 1}}, "logit_bias", "300"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias", "at most 100, got 101"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"abc": 1}}, "logit_bias", 'not "abc", got {"abc": 1}'),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"-1": 1}}, "logit_bias", 'not "-1"'),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": None}}, "logit_bias", "numbers, not null"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": 5}, "logit_bias", "got 5"),
+        (COMPLETIONS, {"prompt": ["x"] * 2049}, "prompt", "2049 prompts are more than the 2048"),
+        (COMPLETIONS, {"prompt": None}, "prompt", "got null"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "stop": [None, None]},
+            "stop[0]",
+            "stop[0]: Input should be a valid string, got null",
+        ),
+        (COMPLETIONS, {"prompt": "x", "seed": "한"}, "seed", 'got "한"'),
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, "logprobs", "at most 20, got 21"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         (CHAT, {"messages": "Hello"}, "messages", "valid array"),
-        (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "'assistant', got 'wizard'"),
+        (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "'assistant', got \"wizard\""),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "got None"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content", "'audio'"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "string 'text'"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "got null"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content", 'not "audio"'),
+        (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content", "not null"),
+        (CHAT, {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content", "parts must be objects"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", 'string "text"'),
+        (CHAT, {"messages": []}, "messages", "at least one message, got []"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": -5}, "max_completion_tokens", "equal to 1, got -5"),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 50}, "top_logprobs", "equal to 20, got 50"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "the context holds 4096"),
         (CHAT, {"messages": [HELLO[0] | {"tool_calls": [{}]}]}, "messages[0].tool_calls", "not supported"),
@@ -52,6 +73,17 @@ def test_a_wrong_value_is_named_with_its_numbers(
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert told in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_logit_bias_is_taken(server: LiveServer) -> None:
+    assert server.post(COMPLETIONS, prompt="x", max_tokens=1, logit_bias={"5": 1, "258": -0.5}).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["messages", "stop", "stop_token_ids"])
+def test_of_many_wrong_items_only_the_first_is_described(field: str) -> None:
+    body = {"messages": HELLO, field: [None] * 3}
+    with pytest.raises(InputError, match=rf"^{field}\[0\][^;]*$"):
+        parse_body(ChatRequest, json.dumps(body).encode())
 
 
 def test_a_refused_stream_is_an_error_and_no_stream(server: LiveServer) -> None:

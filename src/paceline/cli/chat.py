@@ -143,7 +143,7 @@ def _say(partner: "Partner", messages: "Messages") -> tuple[str, bool]:
     except KeyboardInterrupt:
         stopped = True
     except PacelineError:
-        if pieces:
+        if any(pieces):
             print(flush=True)
         raise
     ended = time.perf_counter()

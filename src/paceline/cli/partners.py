@@ -153,7 +153,7 @@ class RemotePartner:
         try:
             with self._client.stream("POST", "/v1/chat/completions", content=wanted, headers=headers) as response:
                 if response.status_code != 200:
-                    raise self._refused(response.read(), response.status_code)
+                    raise _refusal(response.read(), response.status_code)
                 yield from self._pieces(response)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
@@ -187,7 +187,7 @@ class RemotePartner:
             ) from None
         if chunk.error is not None or event.name == "error":
             code = chunk.error.get("code") if isinstance(chunk.error, dict) else None
-            raise self._refused(event.data.encode(), code)
+            raise _refusal(event.data.encode(), code)
         return chunk
 
     def _first_model(self) -> str:
@@ -213,10 +213,11 @@ class RemotePartner:
         reason = str(error) or type(error).__name__
         return TargetUnreachableError(f"{self._url} does not answer: {reason}; is the server running?")
 
-    def _refused(self, body: bytes, code: object) -> PacelineError:
-        """What the server's refusal amounts to; ``code`` is an HTTP status, or what an error event has in its place."""
-        message = f"the server says: {error_message(body) or code}"
-        return TargetUnreachableError(message) if code in _UNAVAILABLE else InputError(message)
+
+def _refusal(body: bytes, code: object) -> PacelineError:
+    """What a server's refusal amounts to; ``code`` is an HTTP status, or what an error event has in its place."""
+    message = f"the server says: {error_message(body) or code}"
+    return TargetUnreachableError(message) if code in _UNAVAILABLE else InputError(message)
 
 
 def _load(model: str, options: ChatOptions) -> "LocalPartner":
@@ -236,7 +237,7 @@ class LocalPartner:
     """A model in this process."""
 
     def __init__(self, loaded: "LoadedModel", options: ChatOptions) -> None:
-        """Raises InputError: the model has no chat template. Who has the partner need not close the model."""
+        """``close`` closes the model, too. Raises InputError: it has no chat template."""
         from paceline.models.chat import no_template_error
 
         if loaded.chat_template is None:

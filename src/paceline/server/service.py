@@ -83,6 +83,13 @@ class Service:
         if template is None:
             raise no_template_error()
         conversation = with_default_system(messages, self.system_prompt)
+        context = self.model.engine.config.max_model_len
+        if len(conversation) > context:  # rendering them would take seconds, and each makes a token at least
+            raise InputError(
+                f"{len(conversation)} messages are more than the context has tokens, {context}; shorten the prompt",
+                param="messages",
+                code="context_length_exceeded",
+            )
         self._check_size("messages", sum(len(message["content"].encode()) for message in conversation))
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, template.encode, conversation)
 
