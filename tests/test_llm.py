@@ -14,7 +14,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import InputError, ModelFileError, PacelineError
 from paceline.executors.base import Batch, StepResult
 from paceline.executors.native import NativeExecutor
-from paceline.llm import EngineOptions, load_model
+from paceline.loading import EngineOptions, load_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
@@ -199,7 +199,7 @@ def test_a_program_that_forgets_to_stop_its_engine_still_ends(smollm2_path: Path
     """The engine's thread is in the executor when the interpreter ends; that must not abort the process."""
     code = f"""
 from paceline import SamplingParams
-from paceline.llm import EngineOptions, load_model
+from paceline.loading import EngineOptions, load_model
 model = load_model({str(smollm2_path)!r}, options=EngineOptions(max_model_len=2048))
 model.engine.start(lambda outputs: None)
 model.engine.submit([1, 2, 3], SamplingParams(max_tokens=2000, ignore_eos=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline import llm
+from paceline import loading
 from paceline.cli import partners
 from paceline.cli.chat import chat
 from paceline.cli.partners import ChatOptions, RemotePartner
@@ -50,7 +50,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Any:
         model.requested.append(name)
         return model
 
-    monkeypatch.setattr(llm, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     return model
 
 

@@ -21,7 +21,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline import llm
+from paceline import loading
 from paceline.cli.serve import announce, serve, start_screen
 from paceline.cli.size import parse_size
 from paceline.errors import InputError
@@ -224,18 +224,18 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     template.write_text("{{ messages }}")
     loads = []
 
-    def load_model(model: str, *, options: llm.EngineOptions, progress: object) -> None:
+    def load_model(model: str, *, options: loading.EngineOptions, progress: object) -> None:
         loads.append((model, options))
         raise InputError("enough")
 
-    monkeypatch.setattr(llm, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     app = typer.Typer()
     app.command()(serve)
     limits = "--max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory 1MiB --kv-dtype f32"
     arguments = ["m", "--port=0", *limits.split(), "--threads=1", "--no-prefix-caching", f"--chat-template={template}"]
     result = CliRunner().invoke(app, arguments)
     assert str(result.exception) == "enough"
-    options = llm.EngineOptions(
+    options = loading.EngineOptions(
         max_model_len=100,
         max_num_seqs=3,
         max_num_batched_tokens=64,

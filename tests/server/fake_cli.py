@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from paceline import llm
+from paceline import loading
 from paceline.cli.main import main
 from tests.server.fakes import ScriptedExecutor, tiny_model
 
@@ -28,5 +28,5 @@ def load_tiny_model(model: str, **_options: object) -> Any:
 
 
 if __name__ == "__main__":
-    llm.load_model = load_tiny_model
+    loading.load_model = load_tiny_model
     main()

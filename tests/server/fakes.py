@@ -104,7 +104,7 @@ class ScriptedExecutor:
 def tiny_model(
     *, executor: ScriptedExecutor | None = None, template: str | None = TEMPLATE, max_num_seqs: int = 64, **limits: int
 ) -> Any:
-    """What ``paceline.llm.load_model`` returns, for ``create_app``."""
+    """What ``paceline.loading.load_model`` returns, for ``create_app``."""
     executor = executor or ScriptedExecutor()
     tokenizer = tiny_tokenizer()
     config = EngineConfig(

@@ -11,7 +11,7 @@ from paceline.bench.report.summary import Statistic, distribution
 from paceline.engine.engine import Engine
 from paceline.engine.request import SamplingParams
 from paceline.errors import InputError, PacelineError
-from paceline.llm import LoadedModel
+from paceline.loading import LoadedModel
 
 _NS_PER_S = 1e9
 _NS_PER_MS = 1e6

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.offline import EngineCell
-    from paceline.llm import LoadedModel
+    from paceline.loading import LoadedModel
 
 
 def engine(
@@ -38,7 +38,7 @@ def engine(
     from paceline.cli.pull import pull_progress
     from paceline.cli.size import parse_size
     from paceline.errors import InputError
-    from paceline.llm import EngineOptions, load_model
+    from paceline.loading import EngineOptions, load_model
 
     if json and csv:
         raise InputError("--json and --csv exclude each other")

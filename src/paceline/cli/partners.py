@@ -19,7 +19,7 @@ from paceline.errors import ExecutorError, InputError, PacelineError, TargetUnre
 
 if TYPE_CHECKING:
     from paceline.engine.request import Request, RequestOutput
-    from paceline.llm import LoadedModel
+    from paceline.loading import LoadedModel
 
 _CONNECT_SECONDS = 2.0
 _MODELS_SECONDS = 10.0
@@ -222,7 +222,7 @@ def _refusal(body: bytes, code: object) -> PacelineError:
 
 def _load(model: str, options: ChatOptions) -> "LocalPartner":
     from paceline.cli.pull import pull_progress
-    from paceline.llm import EngineOptions, load_model
+    from paceline.loading import EngineOptions, load_model
 
     with pull_progress() as progress:
         loaded = load_model(model, options=EngineOptions(max_num_seqs=1), progress=progress)

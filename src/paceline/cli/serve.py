@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from paceline.llm import LoadedModel
+    from paceline.loading import LoadedModel
     from paceline.server.listen import HttpServer
 
 
@@ -50,7 +50,7 @@ def serve(
     """
     from paceline.cli.pull import pull_progress
     from paceline.cli.size import parse_size
-    from paceline.llm import EngineOptions, load_model
+    from paceline.loading import EngineOptions, load_model
     from paceline.server.app import create_app
     from paceline.server.listen import HttpServer, bind
 

@@ -15,7 +15,7 @@ from paceline.server.openai import openai_routes
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
-    from paceline.llm import LoadedModel
+    from paceline.loading import LoadedModel
 
 
 def create_app(

@@ -15,7 +15,7 @@ from paceline.server.errors import ApiError
 from paceline.server.metrics import ServerMetrics
 
 if TYPE_CHECKING:
-    from paceline.llm import LoadedModel
+    from paceline.loading import LoadedModel
 
 _TOKENIZER_THREADS = 2
 """The tokenizer releases the GIL; more threads would only take cores from the engine."""
