@@ -136,7 +136,7 @@ def test_what_are_no_sampling_params_is_refused(llm: LLM, params: Any) -> None:
         ([], "messages is empty"),
         ([{"role": "wizard", "content": "hi"}], r"messages\[0\] has the role 'wizard'; there are system, developer"),
         ([{"role": "user"}], r"messages\[0\] has the content None; a string is needed"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "only parts of type 'text' are supported"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], 'parts of type "text" are supported, not "image_url"'),
         (["hi"], "must be a dict with role and content"),
     ],
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -89,6 +89,6 @@ def _server() -> Iterator[str]:
                 server.wait()
 
 
-def _written(log: "object") -> str:
-    log.seek(0)  # type: ignore[attr-defined]
-    return str(log.read())  # type: ignore[attr-defined]
+def _written(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read()

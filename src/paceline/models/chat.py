@@ -179,9 +179,13 @@ def joined_text_parts(content: object) -> object:
         return content
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"only parts of type 'text' are supported, not {kind!r}")
+        if not isinstance(part, dict):
+            raise ValueError('parts must be objects such as {"type": "text", "text": "Hello"}')
+        if part.get("type") != "text":
+            kind = json.dumps(part.get("type"), default=str)
+            raise ValueError(f'only parts of type "text" are supported, not {kind:.200}')
+        if not isinstance(part.get("text"), str):
+            raise ValueError('a text part needs a string "text"')
         texts.append(part["text"])
     return "\n".join(texts)
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 
 from paceline.engine.request import MAX_LOGPROBS, SamplingParams
 from paceline.errors import InputError
+from paceline.models.chat import joined_text_parts
 from paceline.server.body import as_json
 
 logger = logging.getLogger("paceline.server")
@@ -86,22 +87,6 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _joined_text_parts(content: object) -> object:
-    """A list of text parts becomes one string, a line each, as in vLLM and llama.cpp."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict):
-            raise ValueError('parts must be objects such as {"type": "text", "text": "Hello"}')
-        if part.get("type") != "text":
-            raise ValueError(f'only parts of type "text" are supported, not {as_json(part.get("type"))}')
-        if not isinstance(part.get("text"), str):
-            raise ValueError('a text part needs a string "text"')
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 def _prompt_list(prompt: object) -> object:
     """Bring the four forms of ``prompt`` to one: a list whose items are strings or lists of token ids."""
     if isinstance(prompt, str):
@@ -153,7 +138,7 @@ class StreamOptions(WireModel):
 
 class Message(WireModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined_text_parts)]
+    content: Annotated[str, BeforeValidator(joined_text_parts)]
 
     def for_template(self) -> dict[str, str]:
         """The message as templates know it; they have no ``developer``, OpenAI's newer name for ``system``."""
