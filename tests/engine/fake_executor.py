@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.errors import ExecutorError
 from paceline.executors.base import BLOCK_SIZE, Batch, KVGeometry, RowStatus, StepResult
-from paceline.models.spec import ModelSpec, RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec
 
 _ROOT = 17
 
@@ -44,8 +44,21 @@ class FakeExecutor:
         vocab_size: int = 256,
         max_batched_tokens: int = 512,
     ) -> None:
-        rope = RopeSpec(theta=1e4, dim=2, pairing="half")
-        self.spec = ModelSpec("fake", "fake", vocab_size, 2, 1, 1, 1, 2, 2, 4096, 1e-5, rope, tied_embeddings=True)
+        self.spec = ModelSpec(
+            architecture="fake",
+            name="fake",
+            vocab_size=vocab_size,
+            context_length=4096,
+            layers=(LayerSpec(None),),
+            hidden_size=2,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=2,
+            intermediate_size=2,
+            attention_scale=1.0,
+            norm_eps=1e-5,
+            tied_embeddings=True,
+        )
         self.kv_geometry = KVGeometry(block_size, num_blocks, bytes_per_block=0)
         self.max_batched_tokens = max_batched_tokens
         self.violations: list[str] = []

@@ -50,13 +50,15 @@ def attention(spec: ModelSpec, block: dict[str, Float64], h: Float64) -> Float64
 
 def rotate(spec: ModelSpec, x: Float64) -> Float64:
     """https://arxiv.org/abs/2104.09864, eq. 34, in the file's own pairing: no permutation here."""
-    half = spec.rope.dim // 2
-    angle = np.arange(len(x))[:, None] * spec.rope.theta ** (-2 * np.arange(half) / spec.rope.dim)
+    rope = spec.layers[0].rope
+    assert rope
+    half = rope.dim // 2
+    angle = np.arange(len(x))[:, None] * rope.theta ** (-2 * np.arange(half) / rope.dim)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     out = x.copy()
     pairs = (
         (np.arange(0, 2 * half, 2), np.arange(1, 2 * half, 2))
-        if spec.rope.pairing == "interleaved"
+        if rope.pairing == "interleaved"
         else (np.arange(half), np.arange(half, 2 * half))
     )
     a, b = x[..., pairs[0]], x[..., pairs[1]]

@@ -1,11 +1,10 @@
 """Models of a few thousand random weights, in any stored type."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from paceline.models.quants import QuantType, Tensor
-from paceline.models.spec import ModelSpec, ModelWeights, RopeSpec
+from paceline.models.rope import RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights, tensor_shapes
 
 
 def tiny_spec(
@@ -18,19 +17,20 @@ def tiny_spec(
     tied: bool = True,
 ) -> ModelSpec:
     """A vocabulary of 150 is no multiple of 16, so that a padded panel is always there."""
+    rope = RopeSpec(theta=10000.0, dim=head_dim, pairing=pairing)  # type: ignore[arg-type]
     return ModelSpec(
         architecture="llama",
         name="tiny",
         vocab_size=150,
         hidden_size=64,
-        num_layers=layers,
+        layers=(LayerSpec(rope),) * layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=96,
         context_length=1024,
         norm_eps=1e-5,
-        rope=RopeSpec(theta=10000.0, dim=head_dim, pairing=pairing),  # type: ignore[arg-type]
+        attention_scale=head_dim**-0.5,
         tied_embeddings=tied,
     )
 
@@ -38,7 +38,7 @@ def tiny_spec(
 def tiny_weights(spec: ModelSpec, kind: QuantType = QuantType.F32, seed: int = 0) -> ModelWeights:
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, shape in _shapes(spec):
+    for name, shape in tensor_shapes(spec):
         if len(shape) == 1:
             data = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32).view(np.uint8)
             tensors[name] = Tensor(name, shape, QuantType.F32, data.reshape(-1))
@@ -70,25 +70,3 @@ def random_stored(rng: np.random.Generator, shape: tuple[int, int], kind: QuantT
     if middle:
         blocks[:, 2:4] = (-middle * scales).astype(np.float16).view(np.uint8).reshape(-1, 2)
     return blocks.reshape(-1)
-
-
-def _shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    yield "token_embd.weight", (spec.vocab_size, hidden)
-    yield "output_norm.weight", (hidden,)
-    if not spec.tied_embeddings:
-        yield "output.weight", (spec.vocab_size, hidden)
-    for layer in range(spec.num_layers):
-        for name, shape in {
-            "attn_norm": (hidden,),
-            "attn_q": (query, hidden),
-            "attn_k": (key, hidden),
-            "attn_v": (key, hidden),
-            "attn_output": (hidden, query),
-            "ffn_norm": (hidden,),
-            "ffn_gate": (inner, hidden),
-            "ffn_up": (inner, hidden),
-            "ffn_down": (hidden, inner),
-        }.items():
-            yield f"blk.{layer}.{name}.weight", shape

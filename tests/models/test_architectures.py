@@ -9,7 +9,8 @@ import pytest
 from paceline.errors import ModelFileError
 from paceline.models.architectures import model_weights
 from paceline.models.gguf import GGUFFile, read_gguf
-from paceline.models.spec import ModelSpec, RopeSpec
+from paceline.models.rope import RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 64, 4, 2, 96, 32
 
@@ -81,14 +82,14 @@ def test_the_real_model(smollm2: GGUFFile) -> None:
         name="Smollm2 135M 8k Lc100K Mix1 Ep2",
         vocab_size=49152,
         hidden_size=576,
-        num_layers=30,
+        layers=(LayerSpec(RopeSpec(theta=100000.0, dim=64, pairing="interleaved")),) * 30,
         num_heads=9,
         num_kv_heads=3,
         head_dim=64,
         intermediate_size=1536,
         context_length=8192,
         norm_eps=1e-5,
-        rope=RopeSpec(theta=100000.0, dim=64, pairing="interleaved"),
+        attention_scale=0.125,
         tied_embeddings=True,
     )
     assert len(weights.tensors) == 272
@@ -98,7 +99,7 @@ def test_defaults_are_llama_cpps(tmp_path: Path) -> None:
     spec = model_weights(tiny(tmp_path, {"llama.attention.head_count_kv": None}, key_values(HIDDEN))).spec
     assert spec.num_kv_heads == HEADS
     assert spec.head_dim == HIDDEN // HEADS
-    assert spec.rope == RopeSpec(theta=10000.0, dim=16, pairing="interleaved")
+    assert spec.layers[0].rope == RopeSpec(theta=10000.0, dim=16, pairing="interleaved")
     assert spec.vocab_size == VOCAB
 
 

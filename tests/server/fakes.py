@@ -13,7 +13,7 @@ from paceline.engine.engine import Engine, EngineConfig
 from paceline.errors import ExecutorError
 from paceline.executors.base import Batch, KVGeometry, StepResult
 from paceline.models.chat import ChatTemplate
-from paceline.models.spec import ModelSpec, RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec
 from paceline.models.tokenizer import Tokenizer
 
 IM_START, IM_END, TH = 256, 257, 258
@@ -54,14 +54,14 @@ class ScriptedExecutor:
             name="tiny",
             vocab_size=259,
             hidden_size=32,
-            num_layers=1,
+            layers=(LayerSpec(None),),
             num_heads=1,
             num_kv_heads=1,
             head_dim=32,
             intermediate_size=32,
             context_length=8192,
             norm_eps=1e-5,
-            rope=RopeSpec(theta=1e4, dim=32, pairing="interleaved"),
+            attention_scale=1.0,
             tied_embeddings=True,
         )
         self.kv_geometry = KVGeometry(block_size=32, num_blocks=num_blocks, bytes_per_block=4096)

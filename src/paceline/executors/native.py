@@ -114,6 +114,8 @@ def _load(
     weights: ModelWeights, num_blocks: int, max_model_len: int, max_batched_tokens: int, kv_dtype: KVDType, threads: int
 ) -> _native.Model:
     spec = weights.spec
+    rope = spec.layers[0].rope
+    assert rope
     model = _native.Model(
         vocab_size=spec.vocab_size,
         hidden=spec.hidden_size,
@@ -123,8 +125,8 @@ def _load(
         head_dim=spec.head_dim,
         intermediate=spec.intermediate_size,
         max_positions=max_model_len,
-        rope_dim=spec.rope.dim,
-        rope_theta=spec.rope.theta,
+        rope_dim=rope.dim,
+        rope_theta=rope.theta,
         norm_eps=spec.norm_eps,
         tied_embeddings=spec.tied_embeddings,
         num_blocks=num_blocks,
@@ -167,10 +169,12 @@ def _half_paired(tensor: Tensor, spec: ModelSpec) -> NDArray[np.uint8]:
     Where the file pairs (2i, 2i+1), the outputs of each head are permuted: even ones first, odd ones after. Scores do
     not change, since queries and keys move alike.
     """
-    if spec.rope.pairing == "half":
+    rope = spec.layers[0].rope
+    assert rope
+    if rope.pairing == "half":
         return tensor.data
-    rotated = np.arange(spec.rope.dim)
+    rotated = np.arange(rope.dim)
     order = np.arange(spec.head_dim)
-    order[: spec.rope.dim] = np.concatenate([rotated[0::2], rotated[1::2]])
+    order[: rope.dim] = np.concatenate([rotated[0::2], rotated[1::2]])
     rows = tensor.data.reshape(-1, spec.head_dim, tensor.data.size // tensor.shape[0])
     return rows[:, order].reshape(-1)

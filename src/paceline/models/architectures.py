@@ -4,16 +4,15 @@ A hyperparameter or tensor that a function does not understand is refused by nam
 right is worse than one that is not computed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
 from paceline.errors import ModelFileError
 from paceline.models.gguf import GGUFFile, MetadataValue
 from paceline.models.quants import Tensor
-from paceline.models.spec import ModelSpec, ModelWeights, RopeSpec
-
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
+from paceline.models.rope import RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights, tensor_shapes
 
 
 def model_weights(file: GGUFFile) -> ModelWeights:
@@ -26,12 +25,11 @@ def model_weights(file: GGUFFile) -> ModelWeights:
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise ModelFileError(f"{file.path}: architecture {architecture!r} is not supported; supported: {known}")
-    describe, shapes = _ARCHITECTURES[architecture]
     hyperparameters = _Hyperparameters(file, architecture)
-    spec = describe(hyperparameters, file)
+    spec = _ARCHITECTURES[architecture](hyperparameters, file)
     hyperparameters.refuse_unread()
     _check_vocabulary(file, spec)
-    _check_tensors(file.path, file.tensors, shapes(spec))
+    _check_tensors(file.path, file.tensors, spec)
     return ModelWeights(spec, dict(file.tensors))
 
 
@@ -41,6 +39,7 @@ class _Hyperparameters:
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.path = file.path
         self.prefix = f"{architecture}."
+        self.num_tensors = len(file.tensors)
         self.unread = {key: value for key, value in file.metadata.items() if key.startswith(self.prefix)}
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -62,6 +61,13 @@ class _Hyperparameters:
         value = self.unread.pop(self.prefix + name, allowed[0])
         if not isinstance(value, type(allowed[0])) or value not in allowed:
             raise self.fault(f"{self.prefix}{name} = {_shown(value)} is not supported; only {allowed[0]!r} is")
+
+    def layer_count(self) -> int:
+        """``block_count``, bounded by the tensors there are: it becomes the length of a tuple."""
+        count = self.integer("block_count")
+        if count > self.num_tensors:
+            raise self.fault(f"{self.prefix}block_count is {count}, but the file has only {self.num_tensors} tensors")
+        return count
 
     def refuse_unread(self) -> None:
         for key, value in self.unread.items():
@@ -97,46 +103,26 @@ def _llama(read: _Hyperparameters, file: GGUFFile) -> ModelSpec:
     read.neutral("expert_count", 0)
     read.neutral("expert_used_count", 0)
     read.neutral("tensor_data_layout", "Meta AI original pth")
+    # convert_hf_to_gguf.py permutes the rows of q and k (LlamaModel.permute), so that partners are neighbours
+    rope = RopeSpec(theta=read.number("rope.freq_base", 10000.0), dim=rope_dim, pairing="interleaved")
     return ModelSpec(
         architecture="llama",
         name=str(file.metadata.get("general.name", file.path.stem)),
         vocab_size=read.integer("vocab_size", _vocab_size(file)),
+        layers=(LayerSpec(rope),) * read.layer_count(),
         hidden_size=hidden_size,
-        num_layers=read.integer("block_count"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=read.integer("feed_forward_length"),
         context_length=read.integer("context_length"),
+        attention_scale=head_dim**-0.5,
         norm_eps=read.number("attention.layer_norm_rms_epsilon"),
-        # convert_hf_to_gguf.py permutes the rows of q and k (LlamaModel.permute), so that partners are neighbours
-        rope=RopeSpec(theta=read.number("rope.freq_base", 10000.0), dim=rope_dim, pairing="interleaved"),
         tied_embeddings="output.weight" not in file.tensors,
     )
 
 
-def _llama_shapes(spec: ModelSpec) -> Shapes:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    yield "token_embd.weight", (spec.vocab_size, hidden)
-    yield "output_norm.weight", (hidden,)
-    if not spec.tied_embeddings:
-        yield "output.weight", (spec.vocab_size, hidden)
-    for layer in range(spec.num_layers):
-        yield f"blk.{layer}.attn_norm.weight", (hidden,)
-        yield f"blk.{layer}.attn_q.weight", (query, hidden)
-        yield f"blk.{layer}.attn_k.weight", (key, hidden)
-        yield f"blk.{layer}.attn_v.weight", (key, hidden)
-        yield f"blk.{layer}.attn_output.weight", (hidden, query)
-        yield f"blk.{layer}.ffn_norm.weight", (hidden,)
-        yield f"blk.{layer}.ffn_gate.weight", (inner, hidden)
-        yield f"blk.{layer}.ffn_up.weight", (inner, hidden)
-        yield f"blk.{layer}.ffn_down.weight", (hidden, inner)
-
-
-_ARCHITECTURES: dict[str, tuple[Callable[[_Hyperparameters, GGUFFile], ModelSpec], Callable[[ModelSpec], Shapes]]] = {
-    "llama": (_llama, _llama_shapes),
-}
+_ARCHITECTURES: dict[str, Callable[[_Hyperparameters, GGUFFile], ModelSpec]] = {"llama": _llama}
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -154,13 +140,13 @@ def _check_vocabulary(file: GGUFFile, spec: ModelSpec) -> None:
         )
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, Tensor], shapes: Shapes) -> None:
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor], spec: ModelSpec) -> None:
     """Every tensor the architecture has is there in the right shape, and no other.
 
     It stops at the first that is missing, so a layer count of billions ends as soon as any other.
     """
     unused = dict(tensors)
-    for name, shape in shapes:
+    for name, shape in tensor_shapes(spec):
         tensor = unused.pop(name, None)
         if tensor is None:
             raise ModelFileError(f"{path}: the tensor {name} is missing")
