@@ -19,7 +19,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (https://arxiv.org/abs/2309.00071): fast dimensions stay, slow ones are divided, those between are blended."""
+    """YaRN (https://arxiv.org/abs/2309.00071): fast dimensions stay, slow ones are divided, others blended."""
 
     factor: float
     original_context: int
@@ -43,7 +43,7 @@ class RopeSpec:
     """Which dimensions rotate together: (2i, 2i+1), or (i, i + dim/2)."""
     scaling: LinearScaling | YarnScaling | None = None
     frequency_divisors: tuple[float, ...] = ()
-    """One for each of the dim/2 frequencies, or none: how GGUF files spell Llama 3's scaling (``rope_freqs.weight``)."""
+    """One for each of the dim/2 frequencies, or none: GGUF's form of Llama 3's scaling (``rope_freqs.weight``)."""
 
     @property
     def magnitude(self) -> float:
