@@ -11,3 +11,11 @@ def smollm2_path() -> Path:
     from paceline.models import catalog
 
     return catalog.resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Path:
+    """llama.cpp's source folder: oracles only, nothing of it is in the repository."""
+    from tests.oracles import llama_cpp_source
+
+    return llama_cpp_source()
