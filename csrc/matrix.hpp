@@ -53,16 +53,29 @@ struct Rows {
   float* f = nullptr;        // [rows, k]
 };
 
+// Numbers of KVDType in executors/native.py.
+enum class KVType : uint8_t { kF32, kF16, kInt8 };
+
+static constexpr size_t kv_element_bytes(KVType type) {
+  return type == KVType::kF32 ? sizeof(float) : type == KVType::kF16 ? sizeof(uint16_t) : 1;
+}
+constexpr int kKVGroup = 32;  // dimensions of a head that share a scale in an int8 cache
+
 // The KV cache of one layer. K is stored dimension-major so that one vector holds 16 tokens, V token-major so that one
 // vector holds 16 dimensions:  K [kv_head, head_dim, 32]   V [kv_head, 32, head_dim]
+// and for int8 an fp16 scale per token and 32 dimensions:  [kv_head, ceil(head_dim / 32), 32], for K and V alike.
 // A block has these of all layers one after another, so that a block that was never used takes no memory.
 struct KVLayer {
-  void* k = nullptr;  // of block 0
-  void* v = nullptr;
-  size_t block_stride = 0;  // elements from block to block
-  bool half = true;         // fp16, else float32
+  uint8_t* k = nullptr;  // of block 0
+  uint8_t* v = nullptr;
+  uint8_t* k_scale = nullptr;  // int8 only
+  uint8_t* v_scale = nullptr;
+  size_t block_bytes = 0;  // from block to block
+  KVType type = KVType::kF16;
   int kv_heads = 0;
   int head_dim = 0;
+
+  constexpr int groups() const { return (head_dim + kKVGroup - 1) / kKVGroup; }
 };
 
 // Consecutive query rows of one sequence that attend through one KV head.
@@ -71,13 +84,17 @@ struct AttentionTile {
   ptrdiff_t q_stride;    // floats from row to row
   int rows;
   int heads;             // query heads of the KV head
-  int position;          // of the first row; row i sees positions 0 .. position + i
+  int position;          // of the first row; row i sees positions up to position + i
+  int window;            // and of these the last so many
   const int32_t* block_table;
   int kv_head;
   float scale;
+  float softcap;         // 0 is none
 };
 
 constexpr int kTileQueries = 8;  // rows x heads of an AttentionTile
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct Kernels {
   const char* name;
@@ -87,14 +104,20 @@ struct Kernels {
   void (*linear)(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
                  float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch);
 
-  // RMSNorm of one row of width x.k into row `row` of `out`.
-  void (*rms_norm)(const float* x, const float* weight, float eps, const Rows& out, int row);
+  // RMSNorm of n values (a multiple of 16), or with a bias LayerNorm. `out` may be x.
+  void (*norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
 
   // values[0 .. n) (n a multiple of 32) into columns column .. column + n of row `row`.
   void (*store_row)(const float* values, int n, const Rows& out, int row, int column);
 
-  // out = silu(gate) * up, n a multiple of 16.
-  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out = activation(gate) * up, or activation(gate) where up is null; n a multiple of 16.
+  void (*activate)(Activation activation, const float* gate, const float* up, int n, float* out);
+
+  // x += factor * y, n a multiple of 16.
+  void (*add_scaled)(const float* y, float factor, int n, float* x);
+
+  // x = cap * tanh(x / cap), n a multiple of 16.
+  void (*softcap)(float cap, int n, float* x);
 
   // Rotates `heads` vectors of head_dim floats in place: pairs (i, i + dim/2), cos and sin of dim/2 floats.
   void (*rope)(float* x, int heads, int head_dim, int dim, const float* cos, const float* sin);

@@ -1,7 +1,9 @@
 // The Python face: paceline._native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -85,6 +87,43 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape
   return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner));
 }
 
+// `layers` are (index into ropes or -1, window or 0); `ropes` are (frequencies, magnitude).
+void construct(Model* self, int vocab_size, int hidden, int heads, int kv_heads, int head_dim, int intermediate,
+               const std::vector<std::pair<int, int>>& layers,
+               const std::vector<std::pair<std::vector<double>, double>>& ropes, double norm_eps, double attention_scale,
+               double attention_softcap, double logits_softcap, double logits_scale, double embedding_scale,
+               double residual_scale, bool tied_embeddings, bool parallel_residual, Activation activation,
+               int num_blocks, int max_positions, int max_tokens, int threads, KVType kv_type, const std::string& isa) {
+  ModelConfig config{
+      .vocab_size = vocab_size,
+      .hidden = hidden,
+      .heads = heads,
+      .kv_heads = kv_heads,
+      .head_dim = head_dim,
+      .intermediate = intermediate,
+      .layers = {},
+      .ropes = {},
+      .norm_eps = norm_eps,
+      .attention_scale = attention_scale,
+      .attention_softcap = attention_softcap,
+      .logits_softcap = logits_softcap,
+      .logits_scale = logits_scale,
+      .embedding_scale = embedding_scale,
+      .residual_scale = residual_scale,
+      .tied_embeddings = tied_embeddings,
+      .parallel_residual = parallel_residual,
+      .activation = activation,
+      .num_blocks = num_blocks,
+      .max_positions = max_positions,
+      .max_tokens = max_tokens,
+      .threads = threads,
+      .kv_type = kv_type,
+  };
+  for (const auto& [rope, window] : layers) config.layers.push_back({rope, window});
+  for (const auto& [frequencies, magnitude] : ropes) config.ropes.push_back({frequencies, magnitude});
+  new (self) Model(config, choose_kernels(isa));
+}
+
 nb::tuple step(Model& model, nb::handle batch) {
   const Batch b = view(batch);
   StepResult r;
@@ -145,20 +184,13 @@ NB_MODULE(_native, m) {
   using namespace paceline;
   m.doc() = "Paceline's kernels and native forward pass; see csrc/";
 
-  nb::enum_<MatrixRole>(m, "MatrixRole")
-      .value("EMBEDDING", MatrixRole::kEmbedding)
-      .value("HEAD", MatrixRole::kHead)
-      .value("QUERY", MatrixRole::kQuery)
-      .value("KEY", MatrixRole::kKey)
-      .value("VALUE", MatrixRole::kValue)
-      .value("ATTENTION_OUTPUT", MatrixRole::kAttentionOutput)
-      .value("GATE", MatrixRole::kGate)
-      .value("UP", MatrixRole::kUp)
-      .value("DOWN", MatrixRole::kDown);
-  nb::enum_<NormRole>(m, "NormRole")
-      .value("ATTENTION", NormRole::kAttention)
-      .value("FEED_FORWARD", NormRole::kFeedForward)
-      .value("FINAL", NormRole::kFinal);
+  nb::enum_<Activation>(m, "Activation")
+      .value("SILU", Activation::kSilu)
+      .value("GELU_TANH", Activation::kGeluTanh);
+  nb::enum_<KVType>(m, "KVType")
+      .value("F32", KVType::kF32)
+      .value("F16", KVType::kF16)
+      .value("INT8", KVType::kInt8);
 
   m.def("isa", [](const std::string& wanted) { return std::string(choose_kernels(wanted).name); }, "wanted"_a = "",
         "The instruction set that kernels are compiled for on this machine, or a check of the one wanted.");
@@ -167,37 +199,38 @@ NB_MODULE(_native, m) {
         "Rows [M, k] times a stored n x k matrix, float32 [M, n], with the forward pass's kernels: for their tests.");
 
   nb::class_<Model>(m, "Model")
-      .def(
-          "__init__",
-          [](Model* self, int vocab_size, int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate,
-             int max_positions, int rope_dim, double rope_theta, float norm_eps, bool tied_embeddings, int num_blocks,
-             bool half_kv, int max_tokens, int threads, const std::string& isa) {
-            const ModelConfig config{vocab_size, hidden,   layers,    heads,           kv_heads,   head_dim,
-                                     intermediate, max_positions, rope_dim, rope_theta, norm_eps, tied_embeddings,
-                                     num_blocks, half_kv,  max_tokens, threads};
-            new (self) Model(config, choose_kernels(isa));
-          },
-          nb::kw_only(), "vocab_size"_a, "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a,
-          "max_positions"_a, "rope_dim"_a, "rope_theta"_a, "norm_eps"_a, "tied_embeddings"_a, "num_blocks"_a,
-          "half_kv"_a, "max_tokens"_a, "threads"_a, "isa"_a = "")
+      .def("__init__", &construct, nb::kw_only(), "vocab_size"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
+           "intermediate"_a, "layers"_a, "ropes"_a, "norm_eps"_a, "attention_scale"_a, "attention_softcap"_a,
+           "logits_softcap"_a, "logits_scale"_a, "embedding_scale"_a, "residual_scale"_a, "tied_embeddings"_a,
+           "parallel_residual"_a, "activation"_a, "num_blocks"_a, "max_positions"_a, "max_tokens"_a, "threads"_a,
+           "kv_type"_a, "isa"_a = "")
       .def(
           "set_matrix",
-          [](Model& self, MatrixRole role, int layer, int type, int n, int k, Array<uint8_t> stored) {
+          [](Model& self, const std::string& name, int layer, int type, int n, int k, Array<uint8_t> stored) {
             nb::gil_scoped_release release;
-            self.set_matrix(role, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
+            self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
           },
-          "role"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
+          "name"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
       .def(
           "set_norm",
-          [](Model& self, NormRole role, int layer, Array<float> weight) {
-            self.set_norm(role, layer, weight.data(), weight.size());
+          [](Model& self, const std::string& name, int layer, Array<float> values) {
+            self.set_norm(name, layer, values.data(), values.size());
           },
-          "role"_a, "layer"_a, "weight"_a)
+          "name"_a, "layer"_a, "values"_a)
+      .def(
+          "set_bias",
+          [](Model& self, const std::string& name, int layer, Array<float> values) {
+            self.set_bias(name, layer, values.data(), values.size());
+          },
+          "name"_a, "layer"_a, "values"_a)
+      .def("set_positions", [](Model& self, Array<float> values) { self.set_positions(values.data(), values.size()); },
+           "values"_a)
       .def("finish_loading", &Model::finish_loading)
       .def("step", &step, "batch"_a,
            "Runs a Batch (executors/base.py); returns token_ids, status, logprobs, top_ids, top_logprobs.")
       .def("logits", &logits, "batch"_a, "Runs a Batch and returns its rows' raw logits, float32 [R, V].")
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().name); })
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("buffer_bytes", &Model::buffer_bytes)
       .def_prop_ro("bytes_per_block", &Model::bytes_per_block);
 }

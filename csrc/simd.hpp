@@ -37,6 +37,7 @@ inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline float reduce_add(F32 a) {
   return fold_add(_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
 }
@@ -56,6 +57,9 @@ inline F32 select_first(int n, F32 a, F32 b) {
 }
 inline F32 load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline F32 load_int8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 inline void store_half(uint16_t* p, F32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
@@ -100,6 +104,7 @@ inline F32 mul(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 inline F32 div(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F32 min(F32 x, F32 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline float reduce_add(F32 x) { return fold_add(_mm256_add_ps(x.a, x.b)); }
 inline float largest_magnitude(F32 x, F32 y) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -120,6 +125,11 @@ inline F32 select_first(int n, F32 p, F32 q) {
 inline F32 load_half(const uint16_t* p) {
   const __m128i* h = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+inline F32 load_int8(const int8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
 }
 inline void store_half(uint16_t* p, F32 x) {
   __m128i* h = reinterpret_cast<__m128i*>(p);
@@ -196,6 +206,7 @@ inline F32 mul(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] * b.v[i]); }
 inline F32 div(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] / b.v[i]); }
 inline F32 fma(F32 a, F32 b, F32 c) { PACELINE_LANES(F32, a.v[i] * b.v[i] + c.v[i]); }
 inline F32 max(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32 min(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline float reduce_add(F32 a) {
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) a.v[i] = a.v[i] + a.v[i + width];
@@ -213,6 +224,7 @@ inline float largest_magnitude(F32 a, F32 b) {
 inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) { PACELINE_LANES(F32, x.v[i] >= y.v[i] ? a.v[i] : b.v[i]); }
 inline F32 select_first(int n, F32 a, F32 b) { PACELINE_LANES(F32, i < n ? a.v[i] : b.v[i]); }
 inline F32 load_half(const uint16_t* p) { PACELINE_LANES(F32, half_to_float(p[i])); }
+inline F32 load_int8(const int8_t* p) { PACELINE_LANES(F32, static_cast<float>(p[i])); }
 inline void store_half(uint16_t* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
 inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * from_bits((static_cast<int32_t>(n.v[i]) + 127) << 23)); }
 inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
@@ -267,4 +279,12 @@ inline F32 exp(F32 a) {
   p = fma(p, r, splat(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), splat(1.0f));
   return select_ge(a, floor, scale_by_power(p, n), zero());
+}
+
+// tanh(a) = 1 - 2 / (e^2a + 1), absolute error below 2e-7. Clamped where float32 cannot tell it from 1; max and min give
+// their second operand where one is NaN, so that NaN stays.
+inline F32 tanh(F32 a) {
+  const F32 clamped = min(splat(20.0f), max(splat(-20.0f), a));
+  const F32 one = splat(1.0f);
+  return sub(one, div(splat(2.0f), add(exp(add(clamped, clamped)), one)));
 }

@@ -218,8 +218,8 @@ def test_a_batch_beyond_the_budget_or_the_context_is_refused() -> None:
 
 
 def test_a_shape_without_kernels_is_a_clear_error() -> None:
-    with pytest.raises(ModelFileError, match="head_dim must be a multiple of 32 up to 256, not 48"):
-        executor(tiny_spec(head_dim=48))
+    with pytest.raises(ModelFileError, match="head_dim must be a multiple of 16 up to 256, not 40"):
+        executor(tiny_spec(head_dim=40))
 
 
 def test_a_closed_executor_says_so() -> None:
