@@ -1,7 +1,7 @@
 """A real model on a fixed text: ours beside transformers on the dequantized weights, and llama.cpp's llama-perplexity.
 
-The protocol is llama-perplexity's (llama.cpp, tools/perplexity): the text is cut into chunks of 512 tokens, each read afresh
-and scored in its second half. The text is llama.cpp's own documentation, pinned with the package.
+The protocol is llama-perplexity's (llama.cpp, tools/perplexity): the text is cut into chunks of 512 tokens, each is
+read afresh and scored in its second half. The text is llama.cpp's own documentation, pinned with the package.
 """
 
 import os
