@@ -9,6 +9,7 @@ import pytest
 
 from paceline.executors.base import Batch, Float32
 from paceline.executors.native import NativeExecutor
+from paceline.models.architectures import ARCHITECTURES
 from paceline.models.rope import LinearScaling, RopeSpec, YarnScaling
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights
 from tests.executors.batches import Row, Sequence, make_batch
@@ -46,6 +47,10 @@ def model(request: pytest.FixtureRequest, tiny_models: dict[str, TinyModel]) -> 
 def difference(model: TinyModel, logits: np.ndarray[Any, Any]) -> float:
     """Largest difference from transformers' logits, relative to the largest of those."""
     return float(np.abs(logits - model.logits).max() / np.abs(model.logits).max())
+
+
+def test_every_architecture_has_a_variant(tiny_models: dict[str, TinyModel]) -> None:
+    assert {model.weights.spec.architecture for model in tiny_models.values()} == set(ARCHITECTURES)
 
 
 def test_our_weights_give_transformers_logits(model: TinyModel) -> None:

@@ -26,11 +26,11 @@ def model_weights(file: GGUFFile) -> ModelWeights:
         ModelFileError: an architecture, hyperparameter or tensor is missing, contradictory or not supported.
     """
     architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise ModelFileError(f"{file.path}: architecture {architecture!r} is not supported; supported: {known}")
     read = Hyperparameters(file, architecture)
-    spec = _ARCHITECTURES[architecture](read)
+    spec = ARCHITECTURES[architecture](read)
     read.refuse_unread()
     _check_vocabulary(file, spec)
     return ModelWeights(spec, normalised(file.path, read.tensors, spec))
@@ -165,7 +165,7 @@ def _starcoder2(read: Hyperparameters) -> ModelSpec:
     )
 
 
-_ARCHITECTURES: dict[str, Callable[[Hyperparameters], ModelSpec]] = {
+ARCHITECTURES: dict[str, Callable[[Hyperparameters], ModelSpec]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -179,7 +179,7 @@ _ARCHITECTURES: dict[str, Callable[[Hyperparameters], ModelSpec]] = {
     "qwen3": _qwen3,
     "starcoder2": _starcoder2,
 }
-"""By ``general.architecture``."""
+"""By ``general.architecture``; tests/executors/tiny_models.py has a variant of each."""
 
 
 def _transformer(read: Hyperparameters, norm: Literal["rms", "layer"] = "rms") -> ModelSpec:
