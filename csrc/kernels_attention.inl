@@ -48,8 +48,9 @@ struct Attention {
     return reinterpret_cast<const uint16_t*>(base + block(token)) + group * kBlockTokens;
   }
 
-  // Adds q . K over dimensions begin .. end to acc, for the 32 tokens of a block.
-  void dot_keys(const uint8_t* keys, int begin, int end, F32 (&acc)[kQueries][2]) const {
+  // Adds q . K over dimensions begin .. end to acc, for the 32 tokens of a block. Inlined, as is add_tokens, or acc would
+  // live in memory.
+  [[gnu::always_inline]] inline void dot_keys(const uint8_t* keys, int begin, int end, F32 (&acc)[kQueries][2]) const {
     const size_t at = head();
     for (int d = begin; d < end; ++d) {
       const F32 low = load_kv<kType>(keys, at + d * kBlockTokens);
@@ -127,7 +128,7 @@ struct Attention {
   // Adds weight * V of tokens from .. to of the partition to acc, over kVectors * 16 dimensions from d on. Where not
   // every query sees every token, kRagged asks for each.
   template <int kVectors, bool kRagged>
-  void add_tokens(int begin, int from, int to, int d, F32 (&acc)[kQueries][kVectors]) const {
+  [[gnu::always_inline]] inline void add_tokens(int begin, int from, int to, int d, F32 (&acc)[kQueries][kVectors]) const {
     for (int t = from; t < to;) {
       const int token = begin + t;
       const uint8_t* values = kv.v + block(token);
