@@ -7,40 +7,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "form.hpp"
+
 namespace paceline {
 
-constexpr int kPanel = 16;           // output channels per weight panel, one per vector lane
-constexpr int kGroup = 32;           // inputs that share a scale, in weights and activations
 constexpr int kBlockTokens = 32;     // tokens per KV block (executors/base.py: BLOCK_SIZE)
 constexpr int kPartition = 256;      // tokens per attention partition, aligned to absolute positions
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxHeadGroup = 8;     // query heads per KV head
 
-// How a panel stores its weights. Codes are unsigned.
-//   symmetric: w = (u - zero) * d        affine: w = u * d + m
-enum class Form : uint8_t { kSymmetric4, kAffine4, kSymmetric8, kAffine8, kFloat };
-
-static constexpr bool is_affine(Form f) { return f == Form::kAffine4 || f == Form::kAffine8; }
-static constexpr bool is_eight_bit(Form f) { return f == Form::kSymmetric8 || f == Form::kAffine8; }
-static constexpr int code_bytes(Form f) { return kPanel * kGroup / (is_eight_bit(f) ? 1 : 2); }  // of one record
-
-// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros).
-// Quantized panel: for each group of 32 inputs one record of
-//   codes: for each quad j of inputs, 16 lanes x 4 codes (64 bytes); with 4 bits, byte vector i of 64 holds quad i in the
-//          low and quad i + 4 in the high nibbles;
-//   d: 16 x fp16;  m: 16 x fp16 (affine only).
-// Float panel: for each input 16 x float32.
+// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros), each laid out
+// as form.hpp says for its type.
 struct Matrix {
-  Form form = Form::kFloat;
-  int zero = 0;
+  StoredType type = StoredType::kF32;
   int n = 0;
   int k = 0;
-  size_t record_bytes = 0;  // one group of a quantized panel
   size_t panel_bytes = 0;
-  uint8_t* data = nullptr;  // owned by PackedMatrix
+  uint8_t* data = nullptr;  // owned by an Arena
 
   int panels() const { return (n + kPanel - 1) / kPanel; }
-  bool quantized() const { return form != Form::kFloat; }
+  bool quantized() const { return is_quantized(form_of(type)); }
 };
 
 // Activation rows, as int8 with a scale per group of 32, as float32, or both, as their readers want them.
@@ -50,6 +36,7 @@ struct Rows {
   float* scale = nullptr;    // [rows, k / 32]
   float* sum = nullptr;      // [rows, k / 32], scale * (sum of the group's codes)
   int32_t* code_sum = nullptr;  // [rows, k / 32]
+  int32_t* low_sum = nullptr;   // [rows, k / 32], the sum of the group's first 16 codes
   float* f = nullptr;        // [rows, k]
 };
 
@@ -140,7 +127,7 @@ struct Kernels {
 
 // Bytes of scratch that `linear` needs for num_rows rows.
 constexpr int kUnpackGroups = 24;  // groups of 32 inputs unpacked at a time: two panels of codes stay in L1
-constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 2 * kPanel * sizeof(float));
+constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 4 * kPanel * sizeof(float));  // d and m of two runs each
 inline size_t linear_scratch_bytes(int num_rows) {
   return kUnpackBytes + static_cast<size_t>(num_rows) * 2 * kPanel * sizeof(float);
 }

@@ -153,6 +153,7 @@ Rows Model::allocate_rows(int rows, int k, const std::vector<const Matrix*>& rea
       out.scale = allocate_floats(groups);
       out.sum = allocate_floats(groups);
       out.code_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
+      out.low_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
     }
     if (!reader->quantized() && !out.f) out.f = allocate_floats(values);
   }

@@ -148,22 +148,42 @@ nb::object logits(Model& model, nb::handle batch) {
   return to_numpy(std::move(values), {rows, rows ? values.size() / rows : 0});
 }
 
+Matrix pack(int type, int n, int k, Array<uint8_t> stored, Arena& arena) {
+  const size_t expected = stored_bytes(static_cast<StoredType>(type), n, k);
+  if (stored.size() != expected)
+    throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) + " has " +
+                                std::to_string(stored.size()) + " bytes instead of " + std::to_string(expected));
+  ThreadPool pool(1);
+  return pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+}
+
+// The rows of a packed matrix, as the embedding reads them: for tests of the kernels.
+nb::object unpack(int type, int n, int k, Array<uint8_t> stored, const std::string& isa) {
+  const Kernels& kernels = choose_kernels(isa);
+  Arena arena;
+  const Matrix w = pack(type, n, k, stored, arena);
+  std::vector<float> values(static_cast<size_t>(n) * k);
+  for (int row = 0; row < n; ++row) kernels.unpack_row(w, row, &values[static_cast<size_t>(row) * k]);
+  return to_numpy(std::move(values), {static_cast<size_t>(n), static_cast<size_t>(k)});
+}
+
 // One linear layer by itself: quantizes the rows as the forward pass does, for tests of the kernels.
 nb::object linear(int type, int n, int k, Array<uint8_t> stored, Array<float, 2> rows, const std::string& isa) {
   const Kernels& kernels = choose_kernels(isa);
-  ThreadPool pool(1);
   Arena arena;
-  if (stored.size() != stored_bytes(static_cast<StoredType>(type), n, k) || rows.shape(1) != static_cast<size_t>(k))
-    throw std::invalid_argument("linear: weights and rows do not fit n and k");
-  const Matrix w = pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+  const Matrix w = pack(type, n, k, stored, arena);
+  if (rows.shape(1) != static_cast<size_t>(k))
+    throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) + " values for a matrix with " +
+                                std::to_string(k) + " inputs");
   const size_t count = rows.shape(0), values = count * k, groups = values / kGroup, width = w.panels() * kPanel;
   std::vector<int8_t> q(values);
   std::vector<float> scale(groups), sum(groups), f(values), out(count * width);
-  std::vector<int32_t> code_sum(groups);
+  std::vector<int32_t> code_sum(groups), low_sum(groups);
   Rows x;
   x.k = k;
   if (w.quantized()) {
     x.q = q.data(), x.scale = scale.data(), x.sum = sum.data(), x.code_sum = code_sum.data();
+    x.low_sum = low_sum.data();
   } else {
     x.f = f.data();
   }
@@ -197,6 +217,13 @@ NB_MODULE(_native, m) {
 
   m.def("linear", &linear, "type"_a, "n"_a, "k"_a, "stored"_a, "rows"_a, "isa"_a = "",
         "Rows [M, k] times a stored n x k matrix, float32 [M, n], with the forward pass's kernels: for their tests.");
+
+  m.def("unpack", &unpack, "type"_a, "n"_a, "k"_a, "stored"_a, "isa"_a = "",
+        "A stored n x k matrix packed and unpacked again, float32 [n, k]: for tests of the kernels.");
+
+  m.def(
+      "packed_bytes", [](int type, int n, int k) { return packed_bytes(static_cast<StoredType>(type), n, k); },
+      "type"_a, "n"_a, "k"_a, "Bytes that an n x k matrix of a stored type takes once it is packed.");
 
   nb::class_<Model>(m, "Model")
       .def("__init__", &construct, nb::kw_only(), "vocab_size"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,

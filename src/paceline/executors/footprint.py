@@ -71,4 +71,4 @@ def _row_bytes(weights: ModelWeights, width: int, readers: tuple[str, ...]) -> i
         for reader in readers
         if (name := f"blk.{layer}.{reader}.weight") in weights.tensors
     }
-    return (4 * width if True in kinds else 0) + (width + 12 * (width // 32) if False in kinds else 0)
+    return (4 * width if True in kinds else 0) + (width + 16 * (width // 32) if False in kinds else 0)
