@@ -49,7 +49,7 @@ def test_renders_as_transformers_does(chat: ChatTemplate, oracle: Any, name: str
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "look-alike"])
 def test_ordinary_text_encodes_as_the_rendered_text(chat: ChatTemplate, tokenizer: Tokenizer, name: str) -> None:
     messages = CONVERSATIONS[name]
-    assert chat.encode(messages) == tokenizer.encode(chat.render(messages), add_bos=False)
+    assert chat.encode(messages) == tokenizer.encode(chat.render(messages), add_special=False)
 
 
 def test_a_message_cannot_end_its_turn(chat: ChatTemplate, tokenizer: Tokenizer) -> None:

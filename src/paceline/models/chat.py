@@ -110,7 +110,7 @@ class ChatTemplate:
             if i % 2:
                 ids.append(self._tokenizer.special_tokens[piece])
             elif piece:
-                ids += self._tokenizer.encode(piece.replace(marker, ""), parse_special=False, add_bos=False)
+                ids += self._tokenizer.encode(piece.replace(marker, ""), parse_special=False, add_special=False)
         return ids
 
     def _mark(self, value: Any, marker: str) -> Any:
