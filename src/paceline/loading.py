@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
@@ -38,6 +39,8 @@ class EngineOptions:
     """None: one per usable core."""
     chat_template: Path | str | None = None
     """A jinja file instead of the model's own template."""
+    template_date: date | None = None
+    """The date that chat templates see and may write into the prompt; None: today's."""
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -52,6 +55,10 @@ class EngineOptions:
         if self.kv_dtype not in get_args(KVDType):
             raise InputError(
                 f"kv_dtype is {self.kv_dtype!r}; there are {', '.join(get_args(KVDType))}", param="kv_dtype"
+            )
+        if not (self.template_date is None or isinstance(self.template_date, date)):
+            raise InputError(
+                f"template_date is {self.template_date!r}; a datetime.date is needed", param="template_date"
             )
         cores = usable_cores()
         if self.threads is not None and self.threads > cores:
@@ -130,7 +137,11 @@ class LoadedModel:
 
 
 def open_model(
-    model: str, *, chat_template: Path | str | None = None, progress: PullProgress | None = None
+    model: str,
+    *,
+    chat_template: Path | str | None = None,
+    template_date: date | None = None,
+    progress: PullProgress | None = None,
 ) -> OpenModel:
     """Read a catalog name (pulled first if it is not here) or the path of a GGUF file.
 
@@ -143,9 +154,9 @@ def open_model(
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
         if chat_template is None:
-            template = ChatTemplate.from_gguf(file.metadata, tokenizer)
+            template = ChatTemplate.from_gguf(file.metadata, tokenizer, today=template_date)
         else:
-            template = ChatTemplate.from_file(Path(chat_template), tokenizer)
+            template = ChatTemplate.from_file(Path(chat_template), tokenizer, today=template_date)
     return OpenModel(model if model in catalog.CATALOG else path.stem, path, weights, tokenizer, template)
 
 
@@ -159,7 +170,10 @@ def load_model(
         ModelFileError: as ``open_model`` does.
     """
     options = options or EngineOptions()
-    return run_model(open_model(model, chat_template=options.chat_template, progress=progress), options)
+    opened = open_model(
+        model, chat_template=options.chat_template, template_date=options.template_date, progress=progress
+    )
+    return run_model(opened, options)
 
 
 def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:

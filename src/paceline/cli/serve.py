@@ -1,6 +1,7 @@
 """``paceline serve``: a model behind HTTP."""
 
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +22,10 @@ def serve(
     system: Annotated[str | None, typer.Option(help="System prompt for conversations that bring none.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja chat template instead of the model's.", exists=True, dir_okay=False)
+    ] = None,
+    template_date: Annotated[
+        datetime | None,
+        typer.Option(metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="What chat templates take for today."),
     ] = None,
     max_model_len: Annotated[
         str | None,
@@ -68,6 +73,7 @@ def serve(
         kv_dtype=kv_dtype,
         threads=threads,
         chat_template=chat_template,
+        template_date=None if template_date is None else template_date.date(),
         enable_prefix_caching=prefix_caching,
     )
     # Before the model is loaded: a port that is taken is told at once.
