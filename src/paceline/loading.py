@@ -95,8 +95,13 @@ class OpenModel:
 
     def footprint(self, options: EngineOptions) -> Footprint:
         """The memory that running it takes."""
-        threads = options.threads or usable_cores()
-        return footprint(self.weights, options.kv_dtype, options.max_num_batched_tokens, threads)
+        return footprint(
+            self.weights,
+            kv_dtype=options.kv_dtype,
+            max_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            threads=options.threads or usable_cores(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Writes docs/models.md: every architecture and type against its oracle, and the real models against other engines.
 
-    make models-table        (about ten minutes; `benchmarks/peers install llama` first for llama.cpp's column)
+make models-table        (about ten minutes; `benchmarks/peers install llama` first for llama.cpp's column)
 """
 
 import sys
@@ -31,9 +31,9 @@ A model is any GGUF file of an architecture and of tensor types below, split or 
 ARCHITECTURES = """
 ## Architectures
 
-A tiny random model is made by transformers, converted by llama.cpp's `convert_hf_to_gguf.py` and read by us. The number is
-the largest difference from transformers' logits over {length} positions, relative to the largest logit, with F32 weights
-and KV cache; 1e-3 is allowed. A RoPE that is paired the wrong way round or not scaled gives 0.1 and more.
+A tiny random model is made by transformers, converted by llama.cpp's `convert_hf_to_gguf.py` and read by us. The number
+is the largest difference from transformers' logits over {length} positions, relative to the largest logit, with F32
+weights and KV cache; 1e-3 is allowed. A RoPE that is paired the wrong way round or not scaled gives 0.1 and more.
 
 | architecture | variant | float64 reference | native | PyTorch |
 |---|---|---:|---:|---:|
@@ -53,9 +53,9 @@ activations to 8 bits. (K-quants: where 256 does not divide a row, Q8_0 stands i
 REAL = """
 ## Real models
 
-On the first {chunks} chunks of 512 tokens of llama.cpp's documentation, each chunk scored in its second half (llama-perplexity's
-protocol), with the weights as they are in the file. *KL* and *same choice* compare every token's distribution with
-transformers' on the dequantized weights in float32.
+On the first {chunks} chunks of 512 tokens of llama.cpp's documentation, each chunk scored in its second half
+(llama-perplexity's protocol). *transformers* has the same weights, dequantized to float32; *KL* and *same choice* compare
+every token's distribution with its.
 
 | model | KV cache | perplexity | transformers | llama.cpp | KL, nat | same choice |
 |---|---|---:|---:|---:|---:|---:|

@@ -14,6 +14,7 @@ from paceline.loading import LoadedModel
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9)
 _RESET_PEAK = "5"  # https://docs.kernel.org/filesystems/proc.html
 
 
@@ -25,7 +26,8 @@ def resident_memory() -> int:
 def measure_peak(loaded: LoadedModel, contexts: int, on_tokens: Callable[[int], None]) -> int:
     """The process's peak memory in bytes while ``contexts`` requests are held, each as long as the context allows.
 
-    The executor is driven without the scheduler, which would end the first request before the last has its blocks.
+    In the end all of them sample a token in one step. The executor is driven without the scheduler, which would end the
+    first request before the last has its blocks.
 
     Args:
         loaded: with a KV pool that holds all of them.
@@ -35,14 +37,19 @@ def measure_peak(loaded: LoadedModel, contexts: int, on_tokens: Callable[[int], 
     _CLEAR_REFS.write_text(_RESET_PEAK)
     length, blocks = loaded.engine.config.max_model_len, 0
     rng = np.random.default_rng(0)
+    requests = []
     for number in range(contexts):
         prompt = rng.integers(0, loaded.spec.vocab_size, length).tolist()
-        request = Request(str(number), prompt, SamplingParams(temperature=0.0), 0, max_output_tokens=1, arrival=number)
+        request = Request(str(number), prompt, _SAMPLING, 0, max_output_tokens=1, arrival=number)
         table = range(blocks, blocks + -(-length // loaded.executor.kv_geometry.block_size))
         request.block_table = array("i", table)
         blocks = table.stop
         for done in _compute(loaded, request):
             on_tokens(number * length + done)
+        requests.append(request)
+    for request in requests:
+        request.num_computed_tokens -= 1
+    _execute(loaded, [Chunk(request, 1, samples=True) for request in requests])
     return _peak()
 
 
@@ -50,10 +57,13 @@ def _compute(loaded: LoadedModel, request: Request) -> Iterator[int]:
     """Compute a request's prompt in steps of the largest size; the tokens done after each."""
     while pending := request.num_pending_tokens:
         count = min(pending, loaded.engine.config.max_num_batched_tokens)
-        chunk = Chunk(request, count, samples=count == pending)
-        loaded.executor.execute(build_batch([chunk], loaded.executor.kv_geometry.block_size))
+        _execute(loaded, [Chunk(request, count, samples=count == pending)])
         request.num_computed_tokens += count
         yield request.num_computed_tokens
+
+
+def _execute(loaded: LoadedModel, chunks: list[Chunk]) -> None:
+    loaded.executor.execute(build_batch(chunks, loaded.executor.kv_geometry.block_size))
 
 
 def _peak() -> int:

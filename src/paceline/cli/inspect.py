@@ -44,7 +44,12 @@ def inspect(
     tokens = max_model_len or min(own, 4096)
     if tokens > own:
         raise InputError(f"--max-model-len is {tokens}, but {opened.name} was trained for {own} tokens")
-    options = EngineOptions(max_model_len=tokens, kv_dtype=kv_dtype, max_num_batched_tokens=max_num_batched_tokens)
+    options = EngineOptions(
+        max_model_len=tokens,
+        max_num_seqs=concurrency,
+        kv_dtype=kv_dtype,
+        max_num_batched_tokens=max(max_num_batched_tokens, concurrency),
+    )
     _print_table(_description(opened) + _memory(opened, options, tokens, concurrency))
     if render:
         print(f"\n{_rendered(opened)}")

@@ -36,21 +36,23 @@ class Footprint:
         return memory // self.kv_block * BLOCK_SIZE
 
 
-def footprint(weights: ModelWeights, kv_dtype: KVDType, max_batched_tokens: int, threads: int) -> Footprint:
-    """The memory of a ``NativeExecutor`` with these arguments."""
+def footprint(
+    weights: ModelWeights, *, kv_dtype: KVDType, max_batched_tokens: int, max_num_seqs: int, threads: int
+) -> Footprint:
+    """The memory of a ``NativeExecutor`` with these arguments that samples for ``max_num_seqs`` requests."""
     return Footprint(
         weights=sum(
             _native.packed_bytes(int(tensor.type), *tensor.shape)
             for tensor in weights.tensors.values()
             if len(tensor.shape) == 2
         ),
-        buffers=_buffers(weights, max_batched_tokens, threads),
+        buffers=_activations(weights, max_batched_tokens) + _logits(weights.spec.vocab_size, max_num_seqs, threads),
         kv_block=kv_bytes_per_block(weights.spec, kv_dtype),
     )
 
 
-def _buffers(weights: ModelWeights, tokens: int, threads: int) -> int:
-    """What csrc/model.cpp allocates in ``finish_loading``, and the samplers' arrays."""
+def _activations(weights: ModelWeights, tokens: int) -> int:
+    """What csrc/model.cpp allocates in ``finish_loading``."""
     spec = weights.spec
     floats = spec.hidden_size + spec.query_size + 2 * spec.kv_size
     if spec.post_norms or spec.residual_scale != 1.0:
@@ -60,7 +62,13 @@ def _buffers(weights: ModelWeights, tokens: int, threads: int) -> int:
     per_token += _row_bytes(weights, spec.query_size, ("attn_output",))
     per_token += _row_bytes(weights, spec.intermediate_size, ("ffn_down",))
     per_token += sum(4 * rope.dim for rope in {layer.rope for layer in spec.layers if layer.rope})
-    return tokens * per_token + 4 * spec.vocab_size * (_LOGITS_ROWS + 5 * threads)
+    return tokens * per_token
+
+
+def _logits(vocab_size: int, rows: int, threads: int) -> int:
+    """A float for each row that is sampled at a time, and the arrays of csrc/sampler.hpp for each thread that samples:
+    pages that nobody writes take no memory."""
+    return 4 * vocab_size * (min(rows, _LOGITS_ROWS) + 5 * min(rows, threads))
 
 
 def _row_bytes(weights: ModelWeights, width: int, readers: tuple[str, ...]) -> int:
