@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import get_args
 
 from paceline.engine.engine import Engine, EngineConfig
-from paceline.errors import InputError
+from paceline.engine.request import SamplingParams
+from paceline.errors import InputError, ModelFileError
 from paceline.executors.base import BLOCK_SIZE
 from paceline.executors.native import KVDType, NativeExecutor, kv_bytes_per_block
 from paceline.machine import free_memory, usable_cores
-from paceline.models import catalog
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
+from paceline.models.resolve import resolve
+from paceline.models.source import ModelSource
 from paceline.models.spec import ModelSpec, ModelWeights
 from paceline.models.tokenizer import Tokenizer
 
@@ -64,9 +66,7 @@ class EngineOptions:
 class LoadedModel:
     """A model ready to run: whoever has it owns the executor's memory and threads until ``close``."""
 
-    name: str
-    """Catalog name or file stem."""
-    path: Path
+    source: ModelSource
     spec: ModelSpec
     weight_types: str
     """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
@@ -76,9 +76,15 @@ class LoadedModel:
     engine: Engine
     """Not started: step it, or start it on a thread of its own."""
 
+    @property
+    def name(self) -> str:
+        return self.source.name
+
     def describe(self) -> dict[str, str]:
         """What an operator wants to know, as (label, text) in reading order."""
-        kind = "base: no chat template" if self.chat_template is None else "instruct"
+        kind = "instruct" if self.chat_template is not None else "base: no chat template"
+        if self.chat_template is None and self.source.go_template is not None:
+            kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
         kv = self.executor.kv_geometry
         threads = self.executor.threads
         return {
@@ -98,22 +104,23 @@ class LoadedModel:
 def load_model(
     model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None
 ) -> LoadedModel:
-    """Load a catalog name (pulled first if it is not here) or the path of a GGUF file.
+    """Load a MODEL as ``resolve`` takes it; what is not here is downloaded first.
 
     Raises:
         InputError: the name is unknown, or the options ask for what the model or the memory does not have.
         ModelFileError: the file is damaged or of a kind that cannot be run.
     """
     options = options or EngineOptions()
-    path = catalog.resolve(model, progress)
-    with read_gguf(path) as file:
+    source = resolve(model, progress)
+    _check_sampling(source)
+    with read_gguf(source.path) as file:
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
         if options.chat_template is None:
             chat_template = ChatTemplate.from_gguf(file.metadata, tokenizer)
         else:
             chat_template = ChatTemplate.from_file(Path(options.chat_template), tokenizer)
-    max_model_len = _max_model_len(weights.spec, options)
+    max_model_len = _max_model_len(weights.spec, source, options)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
@@ -130,8 +137,7 @@ def load_model(
         threads=options.threads or usable_cores(),
     )
     return LoadedModel(
-        name=model if model in catalog.CATALOG else path.stem,
-        path=path,
+        source=source,
         spec=weights.spec,
         weight_types=_weight_types(weights),
         tokenizer=tokenizer,
@@ -141,9 +147,17 @@ def load_model(
     )
 
 
-def _max_model_len(spec: ModelSpec, options: EngineOptions) -> int:
+def _check_sampling(source: ModelSource) -> None:
+    """Raises ModelFileError: the model's own sampling parameters are out of their ranges."""
+    try:
+        SamplingParams(**source.sampling)
+    except (InputError, TypeError) as error:
+        raise ModelFileError(f"{source.name}: the sampling parameters that it brings: {error}") from error
+
+
+def _max_model_len(spec: ModelSpec, source: ModelSource, options: EngineOptions) -> int:
     if options.max_model_len is None:
-        return spec.context_length
+        return min(spec.context_length, source.context_length or spec.context_length)
     if options.max_model_len > spec.context_length:
         raise InputError(
             f"max_model_len is {options.max_model_len}, but {spec.name} was trained for {spec.context_length} tokens",
