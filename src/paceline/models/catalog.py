@@ -111,7 +111,8 @@ def known_names(name: str) -> str:
     """What there is, for a message about a name that there is not."""
     nearest = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
     guess = f" (did you mean {nearest[0]}?)" if nearest else ""
-    return f"known models: {', '.join(sorted(CATALOG))}{guess}"
+    others = "or hf:owner/repo[:file], ollama:name[:tag], or the path of a GGUF file"
+    return f"known models: {', '.join(sorted(CATALOG))}{guess}, {others}"
 
 
 def _ignore(done: int, total: int, what: str) -> None:

@@ -70,7 +70,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
     """
     path = Path(path)
     file = _read_file(path)
-    count = file.metadata.get(_SPLIT_COUNT, 1)
+    count = _integer(file, _SPLIT_COUNT, 1)
     # a merged model keeps the key, with 0
     return file if count in (0, 1) else _join([_read_part(each, count) for each in _parts(path, count)])
 
@@ -84,7 +84,14 @@ def _read_file(path: Path) -> GGUFFile:
     return GGUFFile((path,), metadata, _place_tensors(source, infos, alignment))
 
 
-def _parts(path: Path, count: MetadataValue) -> list[Path]:
+def _integer(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if not isinstance(value, int):
+        raise ModelFileError(f"{file.path}: {key} is {value!r}; an integer is needed")
+    return value
+
+
+def _parts(path: Path, count: int) -> list[Path]:
     name = PartName.parse(path.name)
     if name is None or name.count != count:
         raise ModelFileError(
@@ -94,11 +101,11 @@ def _parts(path: Path, count: MetadataValue) -> list[Path]:
     return [path.with_name(part) for part in name.all_parts()]
 
 
-def _read_part(path: Path, count: MetadataValue) -> GGUFFile:
+def _read_part(path: Path, count: int) -> GGUFFile:
     if not path.exists():
         raise ModelFileError(f"{path}: this part of a model that is split in {count} is missing")
     part, name = _read_file(path), PartName.parse(path.name)
-    place = part.metadata.get(_SPLIT_NUMBER), part.metadata.get(_SPLIT_COUNT)
+    place = _integer(part, _SPLIT_NUMBER, 0), _integer(part, _SPLIT_COUNT, 1)
     assert name is not None
     if place != (name.number - 1, count):
         raise ModelFileError(
@@ -115,13 +122,12 @@ def _join(parts: list[GGUFFile]) -> GGUFFile:
             if name in tensors:
                 raise ModelFileError(f"{part.path}: tensor {name!r} is in an earlier part of the model, too")
             tensors[name] = tensor
-    metadata = parts[0].metadata
-    expected = metadata.get(_SPLIT_TENSORS, len(tensors))
+    expected = _integer(parts[0], _SPLIT_TENSORS, len(tensors))
     if expected != len(tensors):
         raise ModelFileError(
             f"{parts[0].path}: {_SPLIT_TENSORS} is {expected}, but the {len(parts)} parts have {len(tensors)} tensors"
         )
-    return GGUFFile(tuple(part.path for part in parts), metadata, tensors)
+    return GGUFFile(tuple(part.path for part in parts), parts[0].metadata, tensors)
 
 
 def _read_header(source: GGUFBytes) -> tuple[int, int]:

@@ -41,6 +41,8 @@ def download(reference: str, progress: Progress | None = None) -> ModelSource:
         try:
             files = _files_on_hub(repository)
         except _unreachable() as error:
+            if _is_answer(error):
+                raise
             cached = _cached_files(repository)
             if not cached:
                 raise ModelFileError(
@@ -61,11 +63,11 @@ def _files_on_hub(repository: str) -> dict[str, int | None]:
 
 def _cached_files(repository: str) -> dict[str, Path]:
     """The repository's files in the cache, at the newest revision that is there."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return {}
     revisions = [each for repo in repos if repo.repo_id == repository for each in repo.revisions]
@@ -76,17 +78,22 @@ def _cached_files(repository: str) -> dict[str, Path]:
 
 
 def _fetch(repository: str, model: HubModel, progress: Progress | None) -> Path:
+    """The path of the first part; all parts are in its folder."""
     from huggingface_hub import hf_hub_download
 
-    bars = _bar_class(model, progress) if progress else None
-    paths = [hf_hub_download(repository, file, tqdm_class=bars) for file in model.files]
+    paths = []
+    for number, file in enumerate(model.files):
+        bar = None if progress is None else _bar_class(model, sum(model.sizes[:number]), progress)
+        paths.append(hf_hub_download(repository, file, tqdm_class=bar))
     return Path(paths[0])
 
 
-def _bar_class(model: HubModel, progress: Progress) -> Any:
-    """What the library takes for a class of progress bars; all of its bars, one per file, are one of ours."""
-    done, total = 0, model.size or 0
-    what = f"downloading {model.files[0]}"
+def _bar_class(model: HubModel, before: int, progress: Progress) -> Any:
+    """What the library takes for a class of progress bars; those of all files are one of ours.
+
+    ``before``: bytes of the files before this one.
+    """
+    done, what = before, f"downloading {model.files[0]}"
 
     class Bar:
         def __init__(self, *_: object, **_options: object) -> None: ...
@@ -94,7 +101,7 @@ def _bar_class(model: HubModel, progress: Progress) -> Any:
         def update(self, n: float | None = 1) -> None:
             nonlocal done
             done += int(n or 0)
-            progress(done, max(done, total), what)
+            progress(done, max(done, model.size), what)
 
         # A class with these two is given one bar per file, not a second one for what comes over the network.
         def update_transfer(self, _n: float) -> None: ...
@@ -113,8 +120,15 @@ def _bar_class(model: HubModel, progress: Progress) -> Any:
     return Bar
 
 
+def _is_answer(error: Exception) -> bool:
+    """Whether the hub says no, as opposed to saying nothing, or that it is out of order."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return isinstance(error, HfHubHTTPError) and error.response.status_code < 500
+
+
 def _unreachable() -> tuple[type[Exception], ...]:
-    """What the library raises where no hub answers; what a hub answers is an HfHubHTTPError."""
+    """What the library raises where no hub answers, and parents of what it raises where one does."""
     from huggingface_hub import errors
 
     # httpx's in version 1 of the library, httpx2's in version 2

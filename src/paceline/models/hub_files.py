@@ -18,12 +18,16 @@ class HubModel:
 
     files: tuple[str, ...]
     """Paths in the repository, in the order of the parts."""
-    size: int | None
-    """Bytes, as far as the hub tells them."""
+    sizes: tuple[int, ...]
+    """Bytes of each; empty where the hub does not tell them."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
 
     def __str__(self) -> str:
         parts = f", {len(self.files)} parts" if len(self.files) > 1 else ""
-        size = "" if self.size is None else f" ({self.size / 1e6:.0f} MB{parts})"
+        size = "" if not self.sizes else f" ({self.size / 1e6:.0f} MB{parts})"
         return self.files[0] + size
 
 
@@ -42,9 +46,8 @@ def models_among(files: Mapping[str, int | None]) -> list[HubModel]:
         missing = [part_name for part_name in parts if part_name not in files]
         if missing:
             raise InputError(f"the repository has {name}, but not {', '.join(missing)}", param="model")
-        sizes = [files[part_name] for part_name in parts]
-        size = None if None in sizes else sum(each for each in sizes if each is not None)
-        models[parts[0]] = HubModel(tuple(parts), size)
+        sizes = tuple(size for part_name in parts if (size := files[part_name]) is not None)
+        models[parts[0]] = HubModel(tuple(parts), sizes if len(sizes) == len(parts) else ())
     return list(models.values())
 
 
