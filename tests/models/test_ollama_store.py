@@ -131,7 +131,7 @@ def test_a_missing_model_lists_what_there_is(store: OllamaStore) -> None:
 
 def test_no_store_at_all_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "named"))
-    with pytest.raises(InputError, match="no model of Ollama is on this machine") as raised:
+    with pytest.raises(InputError, match="no x:latest, and no other model of Ollama, in ") as raised:
         find("x")
     places = [str(tmp_path / "named"), str(tmp_path / "home/.ollama/models"), str(tmp_path / "system/models")]
     assert ", ".join(places) in str(raised.value)
@@ -150,9 +150,12 @@ def test_a_store_of_another_user_says_how_to_get_in(
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(InputError, match=r"models \(Permission denied: become a member .* usermod -aG ollama"):
+    closed = r"system/models cannot be read \(Permission denied\): become a member .* usermod -aG ollama"
+    with pytest.raises(InputError, match=f"no other model of Ollama, in .*{closed}"):
         find("x")
     store.add("mine", model=b"GGUF")
+    with pytest.raises(InputError, match=f"it has mine:latest.*{closed}"):
+        find("x")
     assert find("mine").path.read_bytes() == b"GGUF"
 
 

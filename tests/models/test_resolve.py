@@ -42,7 +42,10 @@ def test_a_catalog_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatc
     ("model", "message"),
     [
         ("smolm2", r"^unknown model 'smolm2'; known models: .* \(did you mean smollm2-135m\?\), or hf:owner/repo"),
-        ("???", r"^unknown model '\?\?\?'; known models: [^(]*, or hf:owner/repo\[:file\], ollama:name\[:tag\], or the"),
+        (
+            "???",
+            r"^unknown model '\?\?\?'; known models: [^(]*, or hf:owner/repo\[:file\], ollama:name\[:tag\], or the",
+        ),
         ("folder/model", "folder/model: no such file"),
         ("model.gguf", "model.gguf: no such file"),
         ("/", "/ is a directory; a GGUF file is needed"),

@@ -82,7 +82,9 @@ def test_a_missing_part_is_named(parts: list[Path]) -> None:
 def test_a_part_that_lost_its_name_cannot_find_the_others(parts: list[Path]) -> None:
     for name in ("blob", "model-00001-of-00002.gguf"):
         moved = parts[0].rename(parts[0].with_name(name))
-        with pytest.raises(ModelFileError, match=r"one of 3 parts of a split model, .* must end in -00001-of-00003\.gguf"):
+        with pytest.raises(
+            ModelFileError, match=r"one of 3 parts of a split model, .* must end in -00001-of-00003\.gguf"
+        ):
             read_gguf(moved)
         moved.rename(parts[0])
 

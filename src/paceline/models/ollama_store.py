@@ -98,20 +98,24 @@ def _names_in(store: Path) -> list[OllamaName]:
 
 
 def _nothing_called(wanted: OllamaName, models: Sequence[StoredModel]) -> str:
+    closed = [
+        f"{store} cannot be read ({reason}): become a member of its group with `sudo usermod -aG ollama $USER` and "
+        "log in again"
+        for store in stores()
+        if (reason := _why_closed(store)) is not None
+    ]
     if models:
         listed = ", ".join(str(model.name) for model in models)
-        return f"Ollama has no {wanted} on this machine; it has {listed}. `ollama pull {wanted}` fetches it"
-    searched = []
-    for store in stores():
-        try:
-            _names_in(store)
-            searched.append(str(store))
-        except OSError as error:
-            searched.append(
-                f"{store} ({error.strerror}: become a member of its group with `sudo usermod -aG ollama $USER` "
-                "and log in again)"
-            )
-    return (
-        f"no model of Ollama is on this machine, so no {wanted}: searched {', '.join(searched)}; "
-        "OLLAMA_MODELS names another folder"
-    )
+        found = f"Ollama has no {wanted} on this machine; it has {listed}. `ollama pull {wanted}` fetches it"
+    else:
+        searched = ", ".join(map(str, stores()))
+        found = f"no {wanted}, and no other model of Ollama, in {searched}; OLLAMA_MODELS names another folder"
+    return "; ".join([found, *closed])
+
+
+def _why_closed(store: Path) -> str | None:
+    try:
+        _names_in(store)
+    except OSError as error:
+        return error.strerror
+    return None
