@@ -21,10 +21,19 @@ namespace PACELINE_NAMESPACE {
 }  // namespace PACELINE_NAMESPACE
 
 const Kernels PACELINE_KERNELS = {
-    PACELINE_ISA_NAME,          PACELINE_NAMESPACE::linear,    PACELINE_NAMESPACE::rms_norm,
-    PACELINE_NAMESPACE::store_row, PACELINE_NAMESPACE::silu_mul, PACELINE_NAMESPACE::rope,
-    PACELINE_NAMESPACE::store_kv, PACELINE_NAMESPACE::attention, PACELINE_NAMESPACE::argmax,
-    PACELINE_NAMESPACE::exp_scaled, PACELINE_NAMESPACE::unpack_row,
+    .name = PACELINE_ISA_NAME,
+    .linear = PACELINE_NAMESPACE::linear,
+    .norm = PACELINE_NAMESPACE::norm,
+    .store_row = PACELINE_NAMESPACE::store_row,
+    .activate = PACELINE_NAMESPACE::activate,
+    .add_scaled = PACELINE_NAMESPACE::add_scaled,
+    .softcap = PACELINE_NAMESPACE::softcap,
+    .rope = PACELINE_NAMESPACE::rope,
+    .store_kv = PACELINE_NAMESPACE::store_kv,
+    .attention = PACELINE_NAMESPACE::attention,
+    .argmax = PACELINE_NAMESPACE::argmax,
+    .exp_scaled = PACELINE_NAMESPACE::exp_scaled,
+    .unpack_row = PACELINE_NAMESPACE::unpack_row,
 };
 
 }  // namespace paceline

@@ -1,31 +1,78 @@
 // Linear layers: rows of activations times panels of 16 outputs. Included by kernels.inl.
 //
-// A row's result is one chain per lane over the groups of 32 inputs in ascending order,
+// A row's result is one chain per lane over the runs of inputs that share a scale, in ascending order,
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
-template <Form kForm>
-inline void load_group(const uint8_t* record, Codes (&u)[8]) {
-  if constexpr (is_eight_bit(kForm)) {
-    for (int j = 0; j < 8; ++j) u[j] = load_codes(record + 64 * j);
-  } else {
-    for (int j = 0; j < 4; ++j) split_nibbles(record + 64 * j, u[j], u[j + 4]);
+// Once per index, so that it is a constant in each step.
+template <int kCount, int kAt = 0, typename Step>
+inline void each(Step step) {
+  if constexpr (kAt < kCount) {
+    step.template operator()<kAt>();
+    each<kCount, kAt + 1>(step);
   }
 }
+
 template <Form kForm>
-inline const uint16_t* scales(const uint8_t* record) {
-  return reinterpret_cast<const uint16_t*>(record + code_bytes(kForm));
+inline void load_group(const uint8_t* codes, Codes (&u)[8]) {
+  if constexpr (kForm.bits == 8) {
+    for (int j = 0; j < 8; ++j) u[j] = load_codes(codes + 64 * j);
+  } else {
+    for (int j = 0; j < 4; ++j) split_nibbles(codes + 64 * j, u[j], u[j + 4]);
+  }
+  if constexpr (kForm.bits == 5 || kForm.bits == 6) {
+    each<8>([&]<int kQuad>() {
+      const Codes plane = load_codes(codes + 64 * (4 + plane_of(kForm, kQuad)));
+      u[kQuad] = add_high_bits<plane_bit(kForm, kQuad)>(u[kQuad], plane, kForm.bits == 5 ? 0x10 : 0x30);
+    });
+  }
+  if constexpr (kForm.table) {
+    for (int j = 0; j < 8; ++j) u[j] = look_up(kTableCodes, u[j]);
+  }
 }
 
-// Symmetric weights start the integer sum at -zero * (sum of activation codes): exact, and no second product.
-template <bool kAffine>
-inline I32 dot_start(const Rows& x, size_t group, int zero_point) {
-  return splat_int(kAffine ? 0 : -zero_point * x.code_sum[group]);
+struct Scales {
+  F32 d, m;
+};
+template <Form kForm>
+inline Scales block_scales(const uint8_t* block) {
+  const uint16_t* base = reinterpret_cast<const uint16_t*>(block);
+  return {load_half(base), kForm.affine ? load_half(base + kPanel) : zero()};
 }
-template <bool kAffine>
-inline F32 add_group(F32 acc, I32 sum, const Rows& x, size_t group, F32 d, F32 m) {
-  acc = fma(mul(to_float(sum), splat(x.scale[group])), d, acc);
-  if constexpr (kAffine) acc = fma(splat(x.sum[group]), m, acc);
+template <Form kForm>
+inline Scales run_scales(Scales base, const uint8_t* block, int run) {
+  if constexpr (kForm.groups == 1) return base;
+  const int8_t* factors = reinterpret_cast<const int8_t*>(block + base_bytes(kForm) + run * factor_bytes(kForm));
+  return {mul(base.d, load_int8(factors)), kForm.affine ? mul(base.m, load_int8(factors + kPanel)) : zero()};
+}
+
+// What remains of a form once its codes are bytes and its scales floats.
+struct Arithmetic {
+  bool affine, wide;
+  int runs, quads;  // runs in a group, quads in a run
+};
+static constexpr Arithmetic arithmetic(Form f) {
+  return {f.affine, f.bits == 8 || f.table, runs_per_group(f), f.run / 4};
+}
+
+template <Arithmetic kA>
+inline int32_t code_sum(const Rows& x, size_t group, int run) {
+  if constexpr (kA.runs == 1) return x.code_sum[group];
+  return run == 0 ? x.low_sum[group] : x.code_sum[group] - x.low_sum[group];
+}
+// Symmetric weights start the integer sum at -zero * (sum of activation codes): exact, and no second product.
+template <Arithmetic kA>
+inline I32 dot_start(const Rows& x, size_t group, int run, int zero_point) {
+  return splat_int(kA.affine ? 0 : -zero_point * code_sum<kA>(x, group, run));
+}
+template <Arithmetic kA>
+inline F32 add_run(F32 acc, I32 sum, const Rows& x, size_t group, int run, Scales s) {
+  acc = fma(mul(to_float(sum), splat(x.scale[group])), s.d, acc);
+  if constexpr (kA.affine) {
+    const float input_sum =
+        kA.runs == 1 ? x.sum[group] : x.scale[group] * static_cast<float>(code_sum<kA>(x, group, run));
+    acc = fma(splat(input_sum), s.m, acc);
+  }
   return acc;
 }
 
@@ -33,30 +80,35 @@ inline void put(float* out, F32 value, bool accumulate) {
   store(out, accumulate ? add(load(out), value) : value);
 }
 
-// Few rows: each record is unpacked into registers and met by all rows at once.
+// Few rows: each group is unpacked into registers and met by all rows at once.
 template <Form kForm, int kRows>
 void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out, ptrdiff_t out_stride,
                  bool accumulate) {
-  constexpr bool kAffine = is_affine(kForm);
+  constexpr int kRuns = runs_per_group(kForm), kQuads = kForm.run / 4;
   const int groups = w.k / kGroup;
-  const uint8_t* record = w.data + static_cast<size_t>(panel) * w.panel_bytes;
+  const uint8_t* block = w.data + static_cast<size_t>(panel) * w.panel_bytes;
   F32 acc[kRows];
   for (int r = 0; r < kRows; ++r) acc[r] = zero();
-  for (int g = 0; g < groups; ++g, record += w.record_bytes) {
-    if constexpr (kRows == 1) {  // one row is bound by memory: ask for the lines of a few records ahead
-      for (int line = 0; line < code_bytes(kForm); line += 64) __builtin_prefetch(record + 2048 + line);
-    }
-    Codes u[8];
-    load_group<kForm>(record, u);
-    const F32 d = load_half(scales<kForm>(record));
-    const F32 m = kAffine ? load_half(scales<kForm>(record) + kPanel) : zero();
+  for (int first = 0; first < groups; first += kForm.groups, block += block_bytes(kForm)) {
+    const Scales base = block_scales<kForm>(block);
+    for (int g = 0; g < kForm.groups; ++g) {
+      const uint8_t* codes = block + header_bytes(kForm) + g * code_bytes(kForm);
+      if constexpr (kRows == 1) {  // one row is bound by memory: ask for the lines of a few groups ahead
+        for (int line = 0; line < code_bytes(kForm); line += 64) __builtin_prefetch(codes + 2048 + line);
+      }
+      Codes u[8];
+      load_group<kForm>(codes, u);
+      each<kRuns>([&]<int kRun>() {
+        const Scales s = run_scales<kForm>(base, block, g * kRuns + kRun);
 #pragma GCC unroll 8  // or GCC keeps the sums in memory
-    for (int r = 0; r < kRows; ++r) {
-      const size_t group = static_cast<size_t>(row + r) * groups + g;
-      const int8_t* q = x.q + group * kGroup;
-      I32 sum = dot_start<kAffine>(x, group, w.zero);
-      for (int j = 0; j < 8; ++j) sum = dot<is_eight_bit(kForm)>(sum, u[j], q + 4 * j);
-      acc[r] = add_group<kAffine>(acc[r], sum, x, group, d, m);
+        for (int r = 0; r < kRows; ++r) {
+          const size_t group = static_cast<size_t>(row + r) * groups + first + g;
+          const int8_t* q = x.q + group * kGroup;
+          I32 sum = dot_start<arithmetic(kForm)>(x, group, kRun, kForm.zero);
+          for (int j = kRun * kQuads; j < (kRun + 1) * kQuads; ++j) sum = dot<arithmetic(kForm).wide>(sum, u[j], q + 4 * j);
+          acc[r] = add_run<arithmetic(kForm)>(acc[r], sum, x, group, kRun, s);
+        }
+      });
     }
   }
   for (int r = 0; r < kRows; ++r) put(out + r * out_stride, acc[r], accumulate);
@@ -66,28 +118,35 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out,
 // passes over them.
 struct Unpacked {
   uint8_t* codes;  // [panel, group, 512]
-  float* d;        // [panel, group, 16]
+  float* d;        // [panel, group, run, 16]
   float* m;
 };
 
+// `blocks` blocks from the one numbered `first` on, as panel `slot`.
 template <Form kForm>
-void unpack_panel(const Matrix& w, int panel, int first_group, int groups, int slot, const Unpacked& to) {
-  const uint8_t* record =
-      w.data + static_cast<size_t>(panel) * w.panel_bytes + static_cast<size_t>(first_group) * w.record_bytes;
-  for (int g = 0; g < groups; ++g, record += w.record_bytes) {
-    const int at = slot * kUnpackGroups + g;
-    Codes u[8];
-    load_group<kForm>(record, u);
-    for (int j = 0; j < 8; ++j) store_codes(to.codes + at * 512 + 64 * j, u[j]);
-    store(to.d + at * kPanel, load_half(scales<kForm>(record)));
-    if constexpr (is_affine(kForm)) store(to.m + at * kPanel, load_half(scales<kForm>(record) + kPanel));
+void unpack_panel(const Matrix& w, int panel, int first, int blocks, int slot, const Unpacked& to) {
+  constexpr int kRuns = runs_per_group(kForm);
+  const uint8_t* block =
+      w.data + static_cast<size_t>(panel) * w.panel_bytes + static_cast<size_t>(first) * block_bytes(kForm);
+  int at = slot * kUnpackGroups;
+  for (int b = 0; b < blocks; ++b, block += block_bytes(kForm)) {
+    const Scales base = block_scales<kForm>(block);
+    for (int g = 0; g < kForm.groups; ++g, ++at) {
+      Codes u[8];
+      load_group<kForm>(block + header_bytes(kForm) + g * code_bytes(kForm), u);
+      for (int j = 0; j < 8; ++j) store_codes(to.codes + at * 512 + 64 * j, u[j]);
+      for (int run = 0; run < kRuns; ++run) {
+        const Scales s = run_scales<kForm>(base, block, g * kRuns + run);
+        store(to.d + (at * kRuns + run) * kPanel, s.d);
+        if constexpr (kForm.affine) store(to.m + (at * kRuns + run) * kPanel, s.m);
+      }
+    }
   }
 }
 
-template <Form kForm, int kPanels, int kRows>
+template <Arithmetic kA, int kPanels, int kRows>
 void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, int first_group, int groups,
                    const float* start, float* out, ptrdiff_t out_stride, bool accumulate) {
-  constexpr bool kAffine = is_affine(kForm);
   const int row_groups = x.k / kGroup;
   F32 acc[kRows][kPanels];
   for (int r = 0; r < kRows; ++r)
@@ -95,24 +154,25 @@ void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, in
       acc[r][p] = start ? load(start + r * 2 * kPanel + p * kPanel) : zero();
   for (int g = 0; g < groups; ++g) {
     size_t group[kRows];
-    I32 sum[kRows][kPanels];
-    for (int r = 0; r < kRows; ++r) {
-      group[r] = static_cast<size_t>(row + r) * row_groups + first_group + g;
-      for (int p = 0; p < kPanels; ++p) sum[r][p] = dot_start<kAffine>(x, group[r], zero_point);
-    }
-    for (int j = 0; j < 8; ++j) {
-      Codes u[kPanels];
-      for (int p = 0; p < kPanels; ++p) u[p] = load_codes(w.codes + (p * kUnpackGroups + g) * 512 + 64 * j);
-      for (int r = 0; r < kRows; ++r) {
-        const Quad quad = load_quad(x.q + group[r] * kGroup + 4 * j);
-        for (int p = 0; p < kPanels; ++p) sum[r][p] = dot<is_eight_bit(kForm)>(sum[r][p], u[p], quad);
+    for (int r = 0; r < kRows; ++r) group[r] = static_cast<size_t>(row + r) * row_groups + first_group + g;
+    each<kA.runs>([&]<int kRun>() {
+      I32 sum[kRows][kPanels];
+      for (int r = 0; r < kRows; ++r)
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = dot_start<kA>(x, group[r], kRun, zero_point);
+      for (int j = kRun * kA.quads; j < (kRun + 1) * kA.quads; ++j) {
+        Codes u[kPanels];
+        for (int p = 0; p < kPanels; ++p) u[p] = load_codes(w.codes + (p * kUnpackGroups + g) * 512 + 64 * j);
+        for (int r = 0; r < kRows; ++r) {
+          const Quad quad = load_quad(x.q + group[r] * kGroup + 4 * j);
+          for (int p = 0; p < kPanels; ++p) sum[r][p] = dot<kA.wide>(sum[r][p], u[p], quad);
+        }
       }
-    }
-    for (int p = 0; p < kPanels; ++p) {
-      const F32 d = load(w.d + (p * kUnpackGroups + g) * kPanel);
-      const F32 m = kAffine ? load(w.m + (p * kUnpackGroups + g) * kPanel) : zero();
-      for (int r = 0; r < kRows; ++r) acc[r][p] = add_group<kAffine>(acc[r][p], sum[r][p], x, group[r], d, m);
-    }
+      for (int p = 0; p < kPanels; ++p) {
+        const int at = ((p * kUnpackGroups + g) * kA.runs + kRun) * kPanel;
+        const Scales s{load(w.d + at), kA.affine ? load(w.m + at) : zero()};
+        for (int r = 0; r < kRows; ++r) acc[r][p] = add_run<kA>(acc[r][p], sum[r][p], x, group[r], kRun, s);
+      }
+    });
   }
   for (int r = 0; r < kRows; ++r)
     for (int p = 0; p < kPanels; ++p) put(out + r * out_stride + p * kPanel, acc[r][p], accumulate);
@@ -128,7 +188,7 @@ inline void cover(int n, int at, Tile tile) {
 template <Form kForm>
 void linear_few(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
                 float* out, ptrdiff_t out_stride, bool accumulate) {
-  constexpr int kStep = 4;  // panels whose records stay in L1 from one tile of rows to the next
+  constexpr int kStep = 4;  // panels whose groups stay in L1 from one tile of rows to the next
   for (int begin = first_panel; begin < last_panel; begin += kStep) {
     const int end = begin + kStep < last_panel ? begin + kStep : last_panel;
     cover<kDirectRows>(num_rows, 0, [&]<int kRows>(int r) {
@@ -142,21 +202,23 @@ void linear_few(const Matrix& w, const Rows& x, int first_row, int num_rows, int
 template <Form kForm, int kPanels>
 void linear_unpacked(const Matrix& w, const Rows& x, int first_row, int num_rows, int panel, float* out,
                      ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
-  const Unpacked to{scratch, reinterpret_cast<float*>(scratch + 2 * kUnpackGroups * 512),
-                    reinterpret_cast<float*>(scratch + 2 * kUnpackGroups * 512) + 2 * kUnpackGroups * kPanel};
+  float* scales = reinterpret_cast<float*>(scratch + 2 * kUnpackGroups * 512);
+  const Unpacked to{scratch, scales, scales + 2 * kUnpackGroups * runs_per_group(kForm) * kPanel};
   float* partial = reinterpret_cast<float*>(scratch + kUnpackBytes);  // [num_rows, 2 panels] between pieces of k
-  const int groups = w.k / kGroup;
-  const int pieces = (groups + kUnpackGroups - 1) / kUnpackGroups;
+  constexpr int kMostBlocks = kUnpackGroups / kForm.groups;
+  const int blocks = w.k / (kGroup * kForm.groups);
+  const int pieces = (blocks + kMostBlocks - 1) / kMostBlocks;
   for (int piece = 0; piece < pieces; ++piece) {
-    const int begin = static_cast<int>(static_cast<int64_t>(groups) * piece / pieces);
-    const int end = static_cast<int>(static_cast<int64_t>(groups) * (piece + 1) / pieces);
+    const int begin = static_cast<int>(static_cast<int64_t>(blocks) * piece / pieces);
+    const int end = static_cast<int>(static_cast<int64_t>(blocks) * (piece + 1) / pieces);
     for (int p = 0; p < kPanels; ++p) unpack_panel<kForm>(w, panel + p, begin, end - begin, p, to);
     const bool last = piece == pieces - 1;
     cover<kUnpackedRows>(num_rows, 0, [&]<int kRows>(int r) {
       float* row_partial = partial + static_cast<ptrdiff_t>(r) * 2 * kPanel;
-      unpacked_tile<kForm, kPanels, kRows>(to, w.zero, x, first_row + r, begin, end - begin,
-                                           piece ? row_partial : nullptr, last ? out + r * out_stride : row_partial,
-                                           last ? out_stride : 2 * kPanel, last && accumulate);
+      unpacked_tile<arithmetic(kForm), kPanels, kRows>(
+          to, kForm.zero, x, first_row + r, begin * kForm.groups, (end - begin) * kForm.groups,
+          piece ? row_partial : nullptr, last ? out + r * out_stride : row_partial, last ? out_stride : 2 * kPanel,
+          last && accumulate);
     });
   }
 }
@@ -177,57 +239,106 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
                               accumulate, scratch);
 }
 
-template <int kRows>
+// Input i of a float panel.
+template <StoredType kType>
+inline F32 load_column(const uint8_t* panel, int i) {
+  const size_t at = static_cast<size_t>(i) * kPanel;
+  if constexpr (kType == StoredType::kF16) return load_half(reinterpret_cast<const uint16_t*>(panel) + at);
+  else if constexpr (kType == StoredType::kBF16) return load_bfloat(reinterpret_cast<const uint16_t*>(panel) + at);
+  else return load(reinterpret_cast<const float*>(panel) + at);
+}
+
+template <StoredType kType, int kRows>
 void float_tile(const Matrix& w, const Rows& x, int row, int panel, float* out, ptrdiff_t out_stride,
                 bool accumulate) {
-  const float* weights = reinterpret_cast<const float*>(w.data + static_cast<size_t>(panel) * w.panel_bytes);
+  const uint8_t* weights = w.data + static_cast<size_t>(panel) * w.panel_bytes;
   const float* in = x.f + static_cast<size_t>(row) * x.k;
   F32 acc[kRows];
   for (int r = 0; r < kRows; ++r) acc[r] = zero();
   for (int i = 0; i < w.k; ++i) {
-    const F32 column = load(weights + static_cast<size_t>(i) * kPanel);
+    const F32 column = load_column<kType>(weights, i);
     for (int r = 0; r < kRows; ++r) acc[r] = fma(splat(in[static_cast<size_t>(r) * x.k + i]), column, acc[r]);
   }
   for (int r = 0; r < kRows; ++r) put(out + r * out_stride, acc[r], accumulate);
 }
 
+template <StoredType kType>
+void linear_float(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
+                  float* out, ptrdiff_t out_stride, bool accumulate) {
+  for (int p = first_panel; p < last_panel; ++p)
+    cover<kDirectRows>(num_rows, 0, [&]<int kRows>(int r) {
+      float_tile<kType, kRows>(w, x, first_row + r, p, out + r * out_stride + (p - first_panel) * kPanel, out_stride,
+                               accumulate);
+    });
+}
+
+template <typename Visit>
+inline void with_type(StoredType type, Visit visit) {
+  switch (type) {
+    case StoredType::kF32: return visit.template operator()<StoredType::kF32>();
+    case StoredType::kF16: return visit.template operator()<StoredType::kF16>();
+    case StoredType::kBF16: return visit.template operator()<StoredType::kBF16>();
+    case StoredType::kQ4_0: return visit.template operator()<StoredType::kQ4_0>();
+    case StoredType::kQ4_1: return visit.template operator()<StoredType::kQ4_1>();
+    case StoredType::kQ5_0: return visit.template operator()<StoredType::kQ5_0>();
+    case StoredType::kQ5_1: return visit.template operator()<StoredType::kQ5_1>();
+    case StoredType::kQ8_0: return visit.template operator()<StoredType::kQ8_0>();
+    case StoredType::kQ2_K: return visit.template operator()<StoredType::kQ2_K>();
+    case StoredType::kQ3_K: return visit.template operator()<StoredType::kQ3_K>();
+    case StoredType::kQ4_K: return visit.template operator()<StoredType::kQ4_K>();
+    case StoredType::kQ5_K: return visit.template operator()<StoredType::kQ5_K>();
+    case StoredType::kQ6_K: return visit.template operator()<StoredType::kQ6_K>();
+    case StoredType::kIQ4_NL: return visit.template operator()<StoredType::kIQ4_NL>();
+  }
+}
+
 void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel, float* out,
             ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
-  const auto quantized = [&]<Form kForm>() {
-    linear_quantized<kForm>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate, scratch);
-  };
-  switch (w.form) {
-    case Form::kSymmetric4: return quantized.template operator()<Form::kSymmetric4>();
-    case Form::kAffine4: return quantized.template operator()<Form::kAffine4>();
-    case Form::kSymmetric8: return quantized.template operator()<Form::kSymmetric8>();
-    case Form::kAffine8: return quantized.template operator()<Form::kAffine8>();
-    case Form::kFloat:
-      for (int p = first_panel; p < last_panel; ++p)
-        cover<kDirectRows>(num_rows, 0, [&]<int kRows>(int r) {
-          float_tile<kRows>(w, x, first_row + r, p, out + r * out_stride + (p - first_panel) * kPanel, out_stride,
-                            accumulate);
-        });
+  with_type(w.type, [&]<StoredType kType>() {
+    if constexpr (is_quantized(form_of(kType)))
+      linear_quantized<form_of(kType)>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate,
+                                       scratch);
+    else
+      linear_float<kType>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate);
+  });
+}
+
+// One lane of a panel. All of them are unpacked for it: the cache lines are the same.
+template <Form kForm>
+void unpack_quantized(const Matrix& w, const uint8_t* block, int lane, float* out) {
+  for (int first = 0; first < w.k; first += kForm.groups * kGroup, block += block_bytes(kForm)) {
+    const Scales base = block_scales<kForm>(block);
+    for (int g = 0; g < kForm.groups; ++g) {
+      alignas(64) uint8_t codes[8 * 64];
+      Codes u[8];
+      load_group<kForm>(block + header_bytes(kForm) + g * code_bytes(kForm), u);
+      for (int j = 0; j < 8; ++j) store_codes(codes + 64 * j, u[j]);
+      for (int run = 0; run < runs_per_group(kForm); ++run) {
+        float d[kPanel], m[kPanel];
+        const Scales s = run_scales<kForm>(base, block, g * runs_per_group(kForm) + run);
+        store(d, s.d);
+        store(m, s.m);
+        for (int i = run * kForm.run; i < (run + 1) * kForm.run; ++i) {
+          const int code = codes[64 * (i / 4) + lane * 4 + i % 4];
+          out[first + g * kGroup + i] = static_cast<float>(code - kForm.zero) * d[lane] + m[lane];
+        }
+      }
+    }
   }
 }
 
 void unpack_row(const Matrix& w, int n, float* out) {
   const uint8_t* panel = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
   const int lane = n % kPanel;
-  if (w.form == Form::kFloat) {
-    for (int i = 0; i < w.k; ++i) out[i] = reinterpret_cast<const float*>(panel)[static_cast<size_t>(i) * kPanel + lane];
-    return;
-  }
-  const bool eight = is_eight_bit(w.form);
-  for (int g = 0; g < w.k / kGroup; ++g) {
-    const uint8_t* record = panel + static_cast<size_t>(g) * w.record_bytes;
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(record + code_bytes(w.form));
-    const float d = half_to_float(half[lane]);
-    const float m = is_affine(w.form) ? half_to_float(half[kPanel + lane]) : 0.0f;
-    for (int i = 0; i < kGroup; ++i) {
-      const int quad = i / 4, byte = lane * 4 + i % 4;
-      const int code = eight ? record[64 * quad + byte]
-                             : (record[64 * (quad % 4) + byte] >> (quad < 4 ? 0 : 4)) & 15;
-      out[g * kGroup + i] = static_cast<float>(code - w.zero) * d + m;
+  with_type(w.type, [&]<StoredType kType>() {
+    if constexpr (is_quantized(form_of(kType))) {
+      unpack_quantized<form_of(kType)>(w, panel, lane, out);
+    } else {
+      for (int i = 0; i < w.k; ++i) {
+        float column[kPanel];
+        store(column, load_column<kType>(panel, i));
+        out[i] = column[lane];
+      }
     }
-  }
+  });
 }

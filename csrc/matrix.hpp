@@ -7,40 +7,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "form.hpp"
+
 namespace paceline {
 
-constexpr int kPanel = 16;           // output channels per weight panel, one per vector lane
-constexpr int kGroup = 32;           // inputs that share a scale, in weights and activations
 constexpr int kBlockTokens = 32;     // tokens per KV block (executors/base.py: BLOCK_SIZE)
 constexpr int kPartition = 256;      // tokens per attention partition, aligned to absolute positions
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxHeadGroup = 8;     // query heads per KV head
 
-// How a panel stores its weights. Codes are unsigned.
-//   symmetric: w = (u - zero) * d        affine: w = u * d + m
-enum class Form : uint8_t { kSymmetric4, kAffine4, kSymmetric8, kAffine8, kFloat };
-
-static constexpr bool is_affine(Form f) { return f == Form::kAffine4 || f == Form::kAffine8; }
-static constexpr bool is_eight_bit(Form f) { return f == Form::kSymmetric8 || f == Form::kAffine8; }
-static constexpr int code_bytes(Form f) { return kPanel * kGroup / (is_eight_bit(f) ? 1 : 2); }  // of one record
-
-// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros).
-// Quantized panel: for each group of 32 inputs one record of
-//   codes: for each quad j of inputs, 16 lanes x 4 codes (64 bytes); with 4 bits, byte vector i of 64 holds quad i in the
-//          low and quad i + 4 in the high nibbles;
-//   d: 16 x fp16;  m: 16 x fp16 (affine only).
-// Float panel: for each input 16 x float32.
+// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros), each laid out
+// as form.hpp says for its type.
 struct Matrix {
-  Form form = Form::kFloat;
-  int zero = 0;
+  StoredType type = StoredType::kF32;
   int n = 0;
   int k = 0;
-  size_t record_bytes = 0;  // one group of a quantized panel
   size_t panel_bytes = 0;
-  uint8_t* data = nullptr;  // owned by PackedMatrix
+  uint8_t* data = nullptr;  // owned by an Arena
 
   int panels() const { return (n + kPanel - 1) / kPanel; }
-  bool quantized() const { return form != Form::kFloat; }
+  bool quantized() const { return is_quantized(form_of(type)); }
 };
 
 // Activation rows, as int8 with a scale per group of 32, as float32, or both, as their readers want them.
@@ -50,19 +36,33 @@ struct Rows {
   float* scale = nullptr;    // [rows, k / 32]
   float* sum = nullptr;      // [rows, k / 32], scale * (sum of the group's codes)
   int32_t* code_sum = nullptr;  // [rows, k / 32]
+  int32_t* low_sum = nullptr;   // [rows, k / 32], the sum of the group's first 16 codes
   float* f = nullptr;        // [rows, k]
 };
 
+// Numbers of KVDType in executors/native.py.
+enum class KVType : uint8_t { kF32, kF16, kInt8 };
+
+static constexpr size_t kv_element_bytes(KVType type) {
+  return type == KVType::kF32 ? sizeof(float) : type == KVType::kF16 ? sizeof(uint16_t) : 1;
+}
+constexpr int kKVGroup = 32;  // dimensions of a head that share a scale in an int8 cache
+
 // The KV cache of one layer. K is stored dimension-major so that one vector holds 16 tokens, V token-major so that one
 // vector holds 16 dimensions:  K [kv_head, head_dim, 32]   V [kv_head, 32, head_dim]
+// and for int8 an fp16 scale per token and 32 dimensions:  [kv_head, ceil(head_dim / 32), 32], for K and V alike.
 // A block has these of all layers one after another, so that a block that was never used takes no memory.
 struct KVLayer {
-  void* k = nullptr;  // of block 0
-  void* v = nullptr;
-  size_t block_stride = 0;  // elements from block to block
-  bool half = true;         // fp16, else float32
+  uint8_t* k = nullptr;  // of block 0
+  uint8_t* v = nullptr;
+  uint8_t* k_scale = nullptr;  // int8 only
+  uint8_t* v_scale = nullptr;
+  size_t block_bytes = 0;  // from block to block
+  KVType type = KVType::kF16;
   int kv_heads = 0;
   int head_dim = 0;
+
+  constexpr int groups() const { return (head_dim + kKVGroup - 1) / kKVGroup; }
 };
 
 // Consecutive query rows of one sequence that attend through one KV head.
@@ -71,13 +71,17 @@ struct AttentionTile {
   ptrdiff_t q_stride;    // floats from row to row
   int rows;
   int heads;             // query heads of the KV head
-  int position;          // of the first row; row i sees positions 0 .. position + i
+  int position;          // of the first row; row i sees positions up to position + i
+  int window;            // and of these the last so many
   const int32_t* block_table;
   int kv_head;
   float scale;
+  float softcap;         // 0 is none
 };
 
 constexpr int kTileQueries = 8;  // rows x heads of an AttentionTile
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct Kernels {
   const char* name;
@@ -87,14 +91,20 @@ struct Kernels {
   void (*linear)(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
                  float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch);
 
-  // RMSNorm of one row of width x.k into row `row` of `out`.
-  void (*rms_norm)(const float* x, const float* weight, float eps, const Rows& out, int row);
+  // RMSNorm of n values (a multiple of 16), or with a bias LayerNorm. `out` may be x.
+  void (*norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
 
   // values[0 .. n) (n a multiple of 32) into columns column .. column + n of row `row`.
   void (*store_row)(const float* values, int n, const Rows& out, int row, int column);
 
-  // out = silu(gate) * up, n a multiple of 16.
-  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out = activation(gate) * up, or activation(gate) where up is null; n a multiple of 16.
+  void (*activate)(Activation activation, const float* gate, const float* up, int n, float* out);
+
+  // x += factor * y, n a multiple of 16.
+  void (*add_scaled)(const float* y, float factor, int n, float* x);
+
+  // x = cap * tanh(x / cap), n a multiple of 16.
+  void (*softcap)(float cap, int n, float* x);
 
   // Rotates `heads` vectors of head_dim floats in place: pairs (i, i + dim/2), cos and sin of dim/2 floats.
   void (*rope)(float* x, int heads, int head_dim, int dim, const float* cos, const float* sin);
@@ -117,7 +127,7 @@ struct Kernels {
 
 // Bytes of scratch that `linear` needs for num_rows rows.
 constexpr int kUnpackGroups = 24;  // groups of 32 inputs unpacked at a time: two panels of codes stay in L1
-constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 2 * kPanel * sizeof(float));
+constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 4 * kPanel * sizeof(float));  // d and m of two runs each
 inline size_t linear_scratch_bytes(int num_rows) {
   return kUnpackBytes + static_cast<size_t>(num_rows) * 2 * kPanel * sizeof(float);
 }

@@ -1,7 +1,9 @@
 // The Python face: paceline._native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -85,6 +87,43 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape
   return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner));
 }
 
+// `layers` are (index into ropes or -1, window or 0); `ropes` are (frequencies, magnitude).
+void construct(Model* self, int vocab_size, int hidden, int heads, int kv_heads, int head_dim, int intermediate,
+               const std::vector<std::pair<int, int>>& layers,
+               const std::vector<std::pair<std::vector<double>, double>>& ropes, double norm_eps, double attention_scale,
+               double attention_softcap, double logits_softcap, double logits_scale, double embedding_scale,
+               double residual_scale, bool tied_embeddings, bool parallel_residual, Activation activation,
+               int num_blocks, int max_positions, int max_tokens, int threads, KVType kv_type, const std::string& isa) {
+  ModelConfig config{
+      .vocab_size = vocab_size,
+      .hidden = hidden,
+      .heads = heads,
+      .kv_heads = kv_heads,
+      .head_dim = head_dim,
+      .intermediate = intermediate,
+      .layers = {},
+      .ropes = {},
+      .norm_eps = norm_eps,
+      .attention_scale = attention_scale,
+      .attention_softcap = attention_softcap,
+      .logits_softcap = logits_softcap,
+      .logits_scale = logits_scale,
+      .embedding_scale = embedding_scale,
+      .residual_scale = residual_scale,
+      .tied_embeddings = tied_embeddings,
+      .parallel_residual = parallel_residual,
+      .activation = activation,
+      .num_blocks = num_blocks,
+      .max_positions = max_positions,
+      .max_tokens = max_tokens,
+      .threads = threads,
+      .kv_type = kv_type,
+  };
+  for (const auto& [rope, window] : layers) config.layers.push_back({rope, window});
+  for (const auto& [frequencies, magnitude] : ropes) config.ropes.push_back({frequencies, magnitude});
+  new (self) Model(config, choose_kernels(isa));
+}
+
 nb::tuple step(Model& model, nb::handle batch) {
   const Batch b = view(batch);
   StepResult r;
@@ -109,22 +148,42 @@ nb::object logits(Model& model, nb::handle batch) {
   return to_numpy(std::move(values), {rows, rows ? values.size() / rows : 0});
 }
 
+Matrix pack(int type, int n, int k, Array<uint8_t> stored, Arena& arena) {
+  const size_t expected = stored_bytes(static_cast<StoredType>(type), n, k);
+  if (stored.size() != expected)
+    throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) + " has " +
+                                std::to_string(stored.size()) + " bytes instead of " + std::to_string(expected));
+  ThreadPool pool(1);
+  return pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+}
+
+// The rows of a packed matrix, as the embedding reads them: for tests of the kernels.
+nb::object unpack(int type, int n, int k, Array<uint8_t> stored, const std::string& isa) {
+  const Kernels& kernels = choose_kernels(isa);
+  Arena arena;
+  const Matrix w = pack(type, n, k, stored, arena);
+  std::vector<float> values(static_cast<size_t>(n) * k);
+  for (int row = 0; row < n; ++row) kernels.unpack_row(w, row, &values[static_cast<size_t>(row) * k]);
+  return to_numpy(std::move(values), {static_cast<size_t>(n), static_cast<size_t>(k)});
+}
+
 // One linear layer by itself: quantizes the rows as the forward pass does, for tests of the kernels.
 nb::object linear(int type, int n, int k, Array<uint8_t> stored, Array<float, 2> rows, const std::string& isa) {
   const Kernels& kernels = choose_kernels(isa);
-  ThreadPool pool(1);
   Arena arena;
-  if (stored.size() != stored_bytes(static_cast<StoredType>(type), n, k) || rows.shape(1) != static_cast<size_t>(k))
-    throw std::invalid_argument("linear: weights and rows do not fit n and k");
-  const Matrix w = pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+  const Matrix w = pack(type, n, k, stored, arena);
+  if (rows.shape(1) != static_cast<size_t>(k))
+    throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) + " values for a matrix with " +
+                                std::to_string(k) + " inputs");
   const size_t count = rows.shape(0), values = count * k, groups = values / kGroup, width = w.panels() * kPanel;
   std::vector<int8_t> q(values);
   std::vector<float> scale(groups), sum(groups), f(values), out(count * width);
-  std::vector<int32_t> code_sum(groups);
+  std::vector<int32_t> code_sum(groups), low_sum(groups);
   Rows x;
   x.k = k;
   if (w.quantized()) {
     x.q = q.data(), x.scale = scale.data(), x.sum = sum.data(), x.code_sum = code_sum.data();
+    x.low_sum = low_sum.data();
   } else {
     x.f = f.data();
   }
@@ -145,20 +204,13 @@ NB_MODULE(_native, m) {
   using namespace paceline;
   m.doc() = "Paceline's kernels and native forward pass; see csrc/";
 
-  nb::enum_<MatrixRole>(m, "MatrixRole")
-      .value("EMBEDDING", MatrixRole::kEmbedding)
-      .value("HEAD", MatrixRole::kHead)
-      .value("QUERY", MatrixRole::kQuery)
-      .value("KEY", MatrixRole::kKey)
-      .value("VALUE", MatrixRole::kValue)
-      .value("ATTENTION_OUTPUT", MatrixRole::kAttentionOutput)
-      .value("GATE", MatrixRole::kGate)
-      .value("UP", MatrixRole::kUp)
-      .value("DOWN", MatrixRole::kDown);
-  nb::enum_<NormRole>(m, "NormRole")
-      .value("ATTENTION", NormRole::kAttention)
-      .value("FEED_FORWARD", NormRole::kFeedForward)
-      .value("FINAL", NormRole::kFinal);
+  nb::enum_<Activation>(m, "Activation")
+      .value("SILU", Activation::kSilu)
+      .value("GELU_TANH", Activation::kGeluTanh);
+  nb::enum_<KVType>(m, "KVType")
+      .value("F32", KVType::kF32)
+      .value("F16", KVType::kF16)
+      .value("INT8", KVType::kInt8);
 
   m.def("isa", [](const std::string& wanted) { return std::string(choose_kernels(wanted).name); }, "wanted"_a = "",
         "The instruction set that kernels are compiled for on this machine, or a check of the one wanted.");
@@ -166,38 +218,46 @@ NB_MODULE(_native, m) {
   m.def("linear", &linear, "type"_a, "n"_a, "k"_a, "stored"_a, "rows"_a, "isa"_a = "",
         "Rows [M, k] times a stored n x k matrix, float32 [M, n], with the forward pass's kernels: for their tests.");
 
+  m.def("unpack", &unpack, "type"_a, "n"_a, "k"_a, "stored"_a, "isa"_a = "",
+        "A stored n x k matrix packed and unpacked again, float32 [n, k]: for tests of the kernels.");
+
+  m.def(
+      "packed_bytes", [](int type, int n, int k) { return packed_bytes(static_cast<StoredType>(type), n, k); },
+      "type"_a, "n"_a, "k"_a, "Bytes that an n x k matrix of a stored type takes once it is packed.");
+
   nb::class_<Model>(m, "Model")
-      .def(
-          "__init__",
-          [](Model* self, int vocab_size, int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate,
-             int max_positions, int rope_dim, double rope_theta, float norm_eps, bool tied_embeddings, int num_blocks,
-             bool half_kv, int max_tokens, int threads, const std::string& isa) {
-            const ModelConfig config{vocab_size, hidden,   layers,    heads,           kv_heads,   head_dim,
-                                     intermediate, max_positions, rope_dim, rope_theta, norm_eps, tied_embeddings,
-                                     num_blocks, half_kv,  max_tokens, threads};
-            new (self) Model(config, choose_kernels(isa));
-          },
-          nb::kw_only(), "vocab_size"_a, "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a,
-          "max_positions"_a, "rope_dim"_a, "rope_theta"_a, "norm_eps"_a, "tied_embeddings"_a, "num_blocks"_a,
-          "half_kv"_a, "max_tokens"_a, "threads"_a, "isa"_a = "")
+      .def("__init__", &construct, nb::kw_only(), "vocab_size"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
+           "intermediate"_a, "layers"_a, "ropes"_a, "norm_eps"_a, "attention_scale"_a, "attention_softcap"_a,
+           "logits_softcap"_a, "logits_scale"_a, "embedding_scale"_a, "residual_scale"_a, "tied_embeddings"_a,
+           "parallel_residual"_a, "activation"_a, "num_blocks"_a, "max_positions"_a, "max_tokens"_a, "threads"_a,
+           "kv_type"_a, "isa"_a = "")
       .def(
           "set_matrix",
-          [](Model& self, MatrixRole role, int layer, int type, int n, int k, Array<uint8_t> stored) {
+          [](Model& self, const std::string& name, int layer, int type, int n, int k, Array<uint8_t> stored) {
             nb::gil_scoped_release release;
-            self.set_matrix(role, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
+            self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
           },
-          "role"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
+          "name"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
       .def(
           "set_norm",
-          [](Model& self, NormRole role, int layer, Array<float> weight) {
-            self.set_norm(role, layer, weight.data(), weight.size());
+          [](Model& self, const std::string& name, int layer, Array<float> values) {
+            self.set_norm(name, layer, values.data(), values.size());
           },
-          "role"_a, "layer"_a, "weight"_a)
+          "name"_a, "layer"_a, "values"_a)
+      .def(
+          "set_bias",
+          [](Model& self, const std::string& name, int layer, Array<float> values) {
+            self.set_bias(name, layer, values.data(), values.size());
+          },
+          "name"_a, "layer"_a, "values"_a)
+      .def("set_positions", [](Model& self, Array<float> values) { self.set_positions(values.data(), values.size()); },
+           "values"_a)
       .def("finish_loading", &Model::finish_loading)
       .def("step", &step, "batch"_a,
            "Runs a Batch (executors/base.py); returns token_ids, status, logprobs, top_ids, top_logprobs.")
       .def("logits", &logits, "batch"_a, "Runs a Batch and returns its rows' raw logits, float32 [R, V].")
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().name); })
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("buffer_bytes", &Model::buffer_bytes)
       .def_prop_ro("bytes_per_block", &Model::bytes_per_block);
 }

@@ -1,4 +1,4 @@
-// From GGML's stored blocks to the panels of matrix.hpp.
+// From GGML's stored blocks to the panels of form.hpp.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,12 @@
 
 namespace paceline {
 
-// Numbers of the GGUF format (ggml.h, enum ggml_type).
-enum class StoredType : int { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kBF16 = 30 };
-
-// Bytes of n x k stored weights. Throws std::invalid_argument for an unknown type or a k that blocks do not divide.
+// Bytes of n x k weights as stored, and repacked. Both throw std::invalid_argument for an unknown type or a k that is no
+// multiple of the type's block (256 for K-quants, 32 for the rest: groups of activations).
 size_t stored_bytes(StoredType type, int n, int k);
+size_t packed_bytes(StoredType type, int n, int k);
 
-// Repacks n x k row-major stored weights into `arena`. k must be a multiple of 32.
+// Repacks n x k row-major stored weights into `arena`; k as above.
 Matrix pack(StoredType type, int n, int k, const uint8_t* stored, Arena& arena, ThreadPool& pool);
 
 }  // namespace paceline

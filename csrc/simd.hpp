@@ -37,6 +37,7 @@ inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline float reduce_add(F32 a) {
   return fold_add(_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
 }
@@ -57,6 +58,13 @@ inline F32 select_first(int n, F32 a, F32 b) {
 inline F32 load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline F32 load_bfloat(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline F32 load_int8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 inline void store_half(uint16_t* p, F32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -71,16 +79,28 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
   low.v = _mm512_and_si512(v, mask);
   high.v = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
 }
-// acc + sum of four products with the activation quad at x. GCC does not fold the broadcast into the instruction by
+// code | (plane's bits from kBit on, as the code's bits from 4 on) & mask
+template <int kBit>
+inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
+  const __m512i at_four = kBit < 4 ? _mm512_slli_epi16(plane.v, kBit < 4 ? 4 - kBit : 0)
+                                   : _mm512_srli_epi16(plane.v, kBit < 4 ? 0 : kBit - 4);
+  return {_mm512_or_si512(code.v, _mm512_and_si512(at_four, _mm512_set1_epi8(mask)))};
+}
+// table[code] for codes below 16
+inline Codes look_up(const uint8_t* table, Codes code) {
+  const __m512i values = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm512_shuffle_epi8(values, code.v)};
+}
+// acc + sum of four products with the activation quad at x; codes above 63 are wide. GCC does not fold the broadcast into the instruction by
 // itself, hence the asm.
-template <bool kEightBit>
+template <bool kWide>
 inline I32 dot(I32 acc, Codes u, const int8_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(u.v), "m"(*reinterpret_cast<const int32_t*>(x)));
   return acc;
 }
 struct Quad { __m512i v; };  // one activation quad in every lane
 inline Quad load_quad(const int8_t* x) { return {_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
-template <bool kEightBit>
+template <bool kWide>
 inline I32 dot(I32 acc, Codes u, Quad x) { return {_mm512_dpbusd_epi32(acc.v, u.v, x.v)}; }
 inline void store_int8(int8_t* p, F32 integral) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integral.v))); }
 
@@ -100,6 +120,7 @@ inline F32 mul(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 inline F32 div(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F32 min(F32 x, F32 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline float reduce_add(F32 x) { return fold_add(_mm256_add_ps(x.a, x.b)); }
 inline float largest_magnitude(F32 x, F32 y) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -120,6 +141,18 @@ inline F32 select_first(int n, F32 p, F32 q) {
 inline F32 load_half(const uint16_t* p) {
   const __m128i* h = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+inline F32 load_bfloat(const uint16_t* p) {
+  const auto half = [](const uint16_t* from) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  };
+  return {half(p), half(p + 8)};
+}
+inline F32 load_int8(const int8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
 }
 inline void store_half(uint16_t* p, F32 x) {
   __m128i* h = reinterpret_cast<__m128i*>(p);
@@ -148,26 +181,39 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
   low = {_mm256_and_si256(v.a, mask), _mm256_and_si256(v.b, mask)};
   high = {_mm256_and_si256(_mm256_srli_epi16(v.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(v.b, 4), mask)};
 }
+template <int kBit>
+inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
+  const auto half = [&](__m256i c, __m256i p) {
+    const __m256i at_four = kBit < 4 ? _mm256_slli_epi16(p, kBit < 4 ? 4 - kBit : 0)
+                                     : _mm256_srli_epi16(p, kBit < 4 ? 0 : kBit - 4);
+    return _mm256_or_si256(c, _mm256_and_si256(at_four, _mm256_set1_epi8(mask)));
+  };
+  return {half(code.a, plane.a), half(code.b, plane.b)};
+}
+inline Codes look_up(const uint8_t* table, Codes code) {
+  const __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(values, code.a), _mm256_shuffle_epi8(values, code.b)};
+}
 struct Quad { __m256i v; };
 inline Quad load_quad(const int8_t* x) { return {_mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
-// vpmaddubsw saturates at 16 bits, which two products of codes above 128 can reach: 8-bit codes go through as nibbles,
+// vpmaddubsw saturates at 16 bits, which two products of codes above 128 can reach: wide codes go through as nibbles,
 // 16 * (high . x) + low . x, each far below the limit.
 inline __m256i dot_small(__m256i acc, __m256i u, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1)));
 }
-template <bool kEightBit>
+template <bool kWide>
 inline __m256i dot_half(__m256i acc, __m256i u, __m256i x) {
-  if constexpr (!kEightBit) return dot_small(acc, u, x);
+  if constexpr (!kWide) return dot_small(acc, u, x);
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i high = dot_small(_mm256_setzero_si256(), _mm256_and_si256(_mm256_srli_epi16(u, 4), mask), x);
   return dot_small(_mm256_add_epi32(acc, _mm256_slli_epi32(high, 4)), _mm256_and_si256(u, mask), x);
 }
-template <bool kEightBit>
+template <bool kWide>
 inline I32 dot(I32 acc, Codes u, Quad x) {
-  return {dot_half<kEightBit>(acc.a, u.a, x.v), dot_half<kEightBit>(acc.b, u.b, x.v)};
+  return {dot_half<kWide>(acc.a, u.a, x.v), dot_half<kWide>(acc.b, u.b, x.v)};
 }
-template <bool kEightBit>
-inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kEightBit>(acc, u, load_quad(x)); }
+template <bool kWide>
+inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
 inline void store_int8(int8_t* p, F32 integral) {
   const __m256i words = _mm256_permute4x64_epi64(
       _mm256_packs_epi32(_mm256_cvtps_epi32(integral.a), _mm256_cvtps_epi32(integral.b)), 0xd8);
@@ -196,6 +242,7 @@ inline F32 mul(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] * b.v[i]); }
 inline F32 div(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] / b.v[i]); }
 inline F32 fma(F32 a, F32 b, F32 c) { PACELINE_LANES(F32, a.v[i] * b.v[i] + c.v[i]); }
 inline F32 max(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32 min(F32 a, F32 b) { PACELINE_LANES(F32, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline float reduce_add(F32 a) {
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) a.v[i] = a.v[i] + a.v[i + width];
@@ -213,6 +260,8 @@ inline float largest_magnitude(F32 a, F32 b) {
 inline F32 select_ge(F32 x, F32 y, F32 a, F32 b) { PACELINE_LANES(F32, x.v[i] >= y.v[i] ? a.v[i] : b.v[i]); }
 inline F32 select_first(int n, F32 a, F32 b) { PACELINE_LANES(F32, i < n ? a.v[i] : b.v[i]); }
 inline F32 load_half(const uint16_t* p) { PACELINE_LANES(F32, half_to_float(p[i])); }
+inline F32 load_bfloat(const uint16_t* p) { PACELINE_LANES(F32, from_bits(static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16))); }
+inline F32 load_int8(const int8_t* p) { PACELINE_LANES(F32, static_cast<float>(p[i])); }
 inline void store_half(uint16_t* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
 inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * from_bits((static_cast<int32_t>(n.v[i]) + 127) << 23)); }
 inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
@@ -225,14 +274,23 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
     high.v[i] = p[i] >> 4;
   }
 }
+template <int kBit>
+inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
+  for (int i = 0; i < 64; ++i) code.v[i] |= static_cast<uint8_t>((kBit < 4 ? plane.v[i] << (kBit < 4 ? 4 - kBit : 0) : plane.v[i] >> (kBit < 4 ? 0 : kBit - 4)) & mask);
+  return code;
+}
+inline Codes look_up(const uint8_t* table, Codes code) {
+  for (int i = 0; i < 64; ++i) code.v[i] = table[code.v[i]];
+  return code;
+}
 struct Quad { int16_t v[4]; };
 inline Quad load_quad(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
-template <bool kEightBit>
+template <bool kWide>
 inline I32 dot(I32 acc, Codes u, Quad x) {
   PACELINE_LANES(I32, acc.v[i] + u.v[4 * i] * x.v[0] + u.v[4 * i + 1] * x.v[1] + u.v[4 * i + 2] * x.v[2] + u.v[4 * i + 3] * x.v[3]);
 }
-template <bool kEightBit>
-inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kEightBit>(acc, u, load_quad(x)); }
+template <bool kWide>
+inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
 inline void store_int8(int8_t* p, F32 integral) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integral.v[i]); }
 #undef PACELINE_LANES
 
@@ -267,4 +325,12 @@ inline F32 exp(F32 a) {
   p = fma(p, r, splat(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), splat(1.0f));
   return select_ge(a, floor, scale_by_power(p, n), zero());
+}
+
+// tanh(a) = 1 - 2 / (e^2a + 1), absolute error below 2e-7. Clamped where float32 cannot tell it from 1; max and min give
+// their second operand where one is NaN, so that NaN stays.
+inline F32 tanh(F32 a) {
+  const F32 clamped = min(splat(20.0f), max(splat(-20.0f), a));
+  const F32 one = splat(1.0f);
+  return sub(one, div(splat(2.0f), add(exp(add(clamped, clamped)), one)));
 }

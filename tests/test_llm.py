@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_chat_takes_openais_newer_forms(llm: LLM) -> None:
     assert first.prompt == second.prompt
 
 
+def test_variables_of_the_template_reach_it(smollm2_path: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }} {{ mood }} {{ strftime_now('%Y') }}")
+    with LLM(str(smollm2_path), max_model_len=64, chat_template=template, template_date=date(1999, 1, 2)) as llm:
+        question = [{"role": "user", "content": "a"}]
+        (result,) = llm.chat(question, GREEDY, chat_template_kwargs={"mood": "b"}, use_tqdm=False)
+        assert result.prompt == llm.model.tokenizer.decode(result.prompt_token_ids) == "a b 1999"
+        with pytest.raises(InputError, match="may not set tools"):
+            llm.chat(question, GREEDY, chat_template_kwargs={"tools": []})
+
+
 def test_unknown_options_are_named(smollm2_path: Path) -> None:
     with pytest.raises(InputError, match=r"no option max_len; there are: max_model_len, "):
         LLM(str(smollm2_path), max_len=5)
@@ -166,6 +178,7 @@ def test_unknown_options_are_named(smollm2_path: Path) -> None:
         ({"max_model_len": 9000}, "max_model_len is 9000, but .* trained for 8192"),
         ({"kv_memory": 2**20}, "8192 tokens needs 180 MiB of KV cache, there are 1: .*max_model_len to 32 at most"),
         ({"kv_memory": 10**15}, "a KV cache of 953674316 MiB does not fit the [0-9]+ MiB of memory"),
+        ({"template_date": "2024-07-26"}, "template_date is '2024-07-26'; a datetime.date is needed"),
         ({"kv_memory": -1}, "kv_memory is -1; a positive integer is needed"),
         ({"kv_memory": "1GiB"}, "kv_memory is '1GiB'; a positive integer is needed"),
         ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; there are f16, f32"),

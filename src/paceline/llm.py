@@ -1,6 +1,6 @@
 """LLM: the engine without HTTP, for one program that has all its prompts at hand."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
@@ -13,7 +13,8 @@ from paceline.engine.engine import Engine
 from paceline.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs, Usage
 from paceline.errors import InputError, PacelineError
 from paceline.loading import EngineOptions, load_model
-from paceline.models.chat import Message, checked_messages, no_template_error, with_default_system
+from paceline.models.chat import no_template_error
+from paceline.models.conversation import Message, checked_messages, with_default_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerationResult]:
-        """Answer a conversation, or several; ``system``, by default the model's, opens those without a system message.
+        """Answer a conversation, or several.
+
+        Args:
+            system: opens the conversations that have no system message; by default what the model brings.
+            chat_template_kwargs: variables of the chat template, such as ``enable_thinking``.
 
         Raises:
-            InputError: the model has no chat template, or as ``generate``.
+            InputError: the model has no chat template, or the template refuses the conversation or its variables, or
+                as ``generate``.
         """
         template = self.model.chat_template
         if template is None:
@@ -107,8 +114,9 @@ class LLM:
         if system is None:
             system = self.model.source.system
         opened = [with_default_system(checked_messages(conversation), system) for conversation in conversations]
-        texts = [template.render(conversation) for conversation in opened]
-        return self._run(texts, [template.encode(conversation) for conversation in opened], sampling_params, use_tqdm)
+        texts = [template.render(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
+        encoded = [template.encode(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
+        return self._run(texts, encoded, sampling_params, use_tqdm)
 
     def close(self) -> None:
         self.model.close()

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from paceline.engine.engine import Engine, EngineConfig
 from paceline.engine.request import SamplingParams
 from paceline.errors import InputError, ModelFileError
-from paceline.executors.base import BLOCK_SIZE
-from paceline.executors.native import KVDType, NativeExecutor, kv_bytes_per_block
+from paceline.executors.footprint import Footprint, footprint
+from paceline.executors.native import KVDType, NativeExecutor
 from paceline.machine import free_memory, usable_cores
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
@@ -29,8 +30,8 @@ PullProgress = Callable[[int, int, str], None]
 class EngineOptions:
     """How a model is run. What is None is chosen by the machine and the model."""
 
-    max_model_len: int | None = None
-    """Longest sequence in tokens; None: the model's own context."""
+    max_model_len: int | Literal["auto"] | None = None
+    """Longest sequence in tokens; None: the model's own context; auto: that, or less if the KV memory holds less."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 512
     kv_memory: int | None = None
@@ -40,6 +41,8 @@ class EngineOptions:
     """None: one per usable core."""
     chat_template: Path | str | None = None
     """A jinja file instead of the model's own template."""
+    template_date: date | None = None
+    """The date that chat templates see and may write into the prompt; None: today's."""
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -47,11 +50,17 @@ class EngineOptions:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads"):
             value = getattr(self, name)
             optional = self.__dataclass_fields__[name].default is None
-            if not (value is None and optional) and (not isinstance(value, int) or value < 1):
+            if (value is None and optional) or (name == "max_model_len" and value == "auto"):
+                continue
+            if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; a positive integer is needed", param=name)
         if self.kv_dtype not in get_args(KVDType):
             raise InputError(
                 f"kv_dtype is {self.kv_dtype!r}; there are {', '.join(get_args(KVDType))}", param="kv_dtype"
+            )
+        if not (self.template_date is None or isinstance(self.template_date, date)):
+            raise InputError(
+                f"template_date is {self.template_date!r}; a datetime.date is needed", param="template_date"
             )
         cores = usable_cores()
         if self.threads is not None and self.threads > cores:
@@ -60,6 +69,42 @@ class EngineOptions:
                 "more threads than cores only wait for each other",
                 param="threads",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model file that has been read, but takes no memory for weights yet."""
+
+    source: ModelSource
+    weights: ModelWeights
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.weights.spec
+
+    @property
+    def weight_types(self) -> str:
+        """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
+        elements: Counter[str] = Counter()
+        for tensor in self.weights.tensors.values():
+            if len(tensor.shape) > 1:
+                elements[tensor.type.name] += prod(tensor.shape)
+        return " + ".join(name for name, _ in elements.most_common())
+
+    def footprint(self, options: EngineOptions) -> Footprint:
+        """The memory that running it takes."""
+        threads = options.threads or usable_cores()
+        return footprint(self.weights, options.kv_dtype, options.max_num_batched_tokens, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +132,13 @@ class LoadedModel:
             kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
         kv = self.executor.kv_geometry
         threads = self.executor.threads
+        context = self.engine.config.max_model_len
+        most = self.spec.context_length
         return {
             "model": f"{self.name} ({kind}), {self.spec.architecture}, {self.weight_types}, "
             f"{self.executor.weight_bytes / 2**20:.0f} MiB of weights",
             "device": f"CPU, {self.executor.isa}, {threads} thread{'s' if threads > 1 else ''}",
-            "context": f"{self.engine.config.max_model_len} tokens",
+            "context": f"{context} tokens" + (f" (the model's own is {most})" if context < most else ""),
             "KV cache": f"up to {kv.num_blocks * kv.bytes_per_block / 2**30:.2f} GiB ({self.executor.kv_dtype}), "
             f"{kv.num_blocks * kv.block_size} tokens in {kv.num_blocks} blocks",
         }
@@ -101,49 +148,78 @@ class LoadedModel:
         self.executor.close()
 
 
-def load_model(
-    model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None
-) -> LoadedModel:
-    """Load a MODEL as ``resolve`` takes it; what is not here is downloaded first.
+def open_model(
+    model: str,
+    *,
+    chat_template: Path | str | None = None,
+    template_date: date | None = None,
+    progress: PullProgress | None = None,
+) -> OpenModel:
+    """Read a MODEL as ``resolve`` takes it; what is not here is downloaded first.
 
     Raises:
-        InputError: the name is unknown, or the options ask for what the model or the memory does not have.
+        InputError: the name is unknown, or the chat template's file cannot be read.
         ModelFileError: the file is damaged or of a kind that cannot be run.
     """
-    options = options or EngineOptions()
     source = resolve(model, progress)
     _check_sampling(source)
     with read_gguf(source.path) as file:
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
-        if options.chat_template is None:
-            chat_template = ChatTemplate.from_gguf(file.metadata, tokenizer)
+        if chat_template is None:
+            template = ChatTemplate.from_gguf(file.metadata, tokenizer, today=template_date)
         else:
-            chat_template = ChatTemplate.from_file(Path(options.chat_template), tokenizer)
-    max_model_len = _max_model_len(weights.spec, source, options)
+            template = ChatTemplate.from_file(Path(chat_template), tokenizer, today=template_date)
+    return OpenModel(source, weights, tokenizer, template)
+
+
+def load_model(
+    model: str, *, options: EngineOptions | None = None, progress: PullProgress | None = None
+) -> LoadedModel:
+    """Load a model that ``open_model`` can read.
+
+    Raises:
+        InputError: as ``open_model`` does, or the options ask for what the model or the memory does not have.
+        ModelFileError: as ``open_model`` does.
+    """
+    options = options or EngineOptions()
+    opened = open_model(
+        model, chat_template=options.chat_template, template_date=options.template_date, progress=progress
+    )
+    return run_model(opened, options)
+
+
+def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
+    """Repack the weights and take memory for the KV cache.
+
+    Raises:
+        InputError: the options ask for what the model or the memory does not have.
+        ModelFileError: the model's shape is one that the kernels do not cover.
+    """
+    max_model_len, num_blocks = _context_and_blocks(opened, options)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching,
-        eos_ids=tokenizer.eos_ids,
+        eos_ids=opened.tokenizer.eos_ids,
     )
     executor = NativeExecutor(
-        weights,
-        num_blocks=_num_blocks(weights.spec, options, max_model_len),
+        opened.weights,
+        num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_batched_tokens=options.max_num_batched_tokens,
         kv_dtype=options.kv_dtype,
         threads=options.threads or usable_cores(),
     )
     return LoadedModel(
-        source=source,
-        spec=weights.spec,
-        weight_types=_weight_types(weights),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
+        source=opened.source,
+        spec=opened.spec,
+        weight_types=opened.weight_types,
+        tokenizer=opened.tokenizer,
+        chat_template=opened.chat_template,
         executor=executor,
-        engine=Engine(executor, tokenizer, config),
+        engine=Engine(executor, opened.tokenizer, config),
     )
 
 
@@ -155,43 +231,32 @@ def _check_sampling(source: ModelSource) -> None:
         raise ModelFileError(f"{source.name}: the sampling parameters that it brings: {error}") from error
 
 
-def _max_model_len(spec: ModelSpec, source: ModelSource, options: EngineOptions) -> int:
-    if options.max_model_len is None:
-        return min(spec.context_length, source.context_length or spec.context_length)
-    if options.max_model_len > spec.context_length:
+def _context_and_blocks(opened: OpenModel, options: EngineOptions) -> tuple[int, int]:
+    """The longest sequence, in tokens, and the size of the KV pool, in blocks."""
+    needs, own, wanted = opened.footprint(options), opened.spec.context_length, options.max_model_len
+    if isinstance(wanted, int) and wanted > own:
         raise InputError(
-            f"max_model_len is {options.max_model_len}, but {spec.name} was trained for {spec.context_length} tokens",
-            param="max_model_len",
+            f"max_model_len is {wanted}, but {opened.name} was trained for {own} tokens", param="max_model_len"
         )
-    return options.max_model_len
-
-
-def _num_blocks(spec: ModelSpec, options: EngineOptions, max_model_len: int) -> int:
-    per_block = kv_bytes_per_block(spec, options.kv_dtype)
-    per_context = -(-max_model_len // BLOCK_SIZE)
-    free = free_memory()
+    context = wanted if isinstance(wanted, int) else min(own, opened.source.context_length or own)
+    free = max(free_memory() - needs.weights - needs.buffers, 0)
     memory = options.kv_memory
     if memory is None:
-        memory = min(free // 4, options.max_num_seqs * per_context * per_block)
+        memory = min(free // 4, needs.kv(context, options.max_num_seqs))
     if memory > free:
         raise InputError(
-            f"a KV cache of {memory / 2**20:.0f} MiB does not fit the {free / 2**20:.0f} MiB of memory that are free",
+            f"a KV cache of {memory / 2**20:.0f} MiB does not fit the {free / 2**20:.0f} MiB of memory that are free "
+            "beside the model's weights",
             param="kv_memory",
         )
-    blocks = memory // per_block
-    if blocks < per_context:
+    longest = needs.longest_request(memory)
+    if longest and wanted == "auto":
+        context = min(context, longest)
+    if longest < context:
         raise InputError(
-            f"a context of {max_model_len} tokens needs {per_context * per_block / 2**20:.0f} MiB of KV cache, "
+            f"a context of {context} tokens needs {needs.kv(context) / 2**20:.0f} MiB of KV cache, "
             f"there are {memory / 2**20:.0f}: give it more memory (kv_memory)"
-            + (f", or set max_model_len to {blocks * BLOCK_SIZE} at most" if blocks else ""),
+            + (f", or set max_model_len to {longest} at most, or to auto" if longest else ""),
             param="kv_memory",
         )
-    return blocks
-
-
-def _weight_types(weights: ModelWeights) -> str:
-    elements: Counter[str] = Counter()
-    for tensor in weights.tensors.values():
-        if len(tensor.shape) > 1:
-            elements[tensor.type.name] += prod(tensor.shape)
-    return " + ".join(name for name, _ in elements.most_common())
+    return context, memory // needs.kv_block

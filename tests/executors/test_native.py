@@ -92,6 +92,18 @@ def test_bits_do_not_depend_on_chunks_threads_or_company(isa: str, kind: QuantTy
         np.testing.assert_array_equal(model.logits(batch)[1], expected[position])
 
 
+@pytest.mark.parametrize("head_dim", [32, 80, 256])
+def test_an_int8_cache_stays_close_and_keeps_its_bits(isa: str, head_dim: int) -> None:
+    """Every key and value is off by up to 1/254 of the largest of its 32 dimensions."""
+    spec, ids = tiny_spec(heads=2, kv_heads=1, head_dim=head_dim), tokens()
+    expected = reference_logits(tiny_weights(spec), ids)
+    model = executor(spec, kv_dtype="int8")
+    got = logits_of_all(model, ids, LENGTH)
+    assert np.sqrt(((got - expected) ** 2).mean() / (expected**2).mean()) < 0.03
+    for chunk in (1, 33):
+        np.testing.assert_array_equal(logits_of_all(model, ids, chunk), got)
+
+
 def test_running_a_batch_again_gives_the_same(isa: str) -> None:
     model = executor()
     batch = make_batch([Sequence(tokens(40), TABLE)])
@@ -218,8 +230,8 @@ def test_a_batch_beyond_the_budget_or_the_context_is_refused() -> None:
 
 
 def test_a_shape_without_kernels_is_a_clear_error() -> None:
-    with pytest.raises(ModelFileError, match="head_dim must be a multiple of 32 up to 256, not 48"):
-        executor(tiny_spec(head_dim=48))
+    with pytest.raises(ModelFileError, match="head_dim must be a multiple of 16 up to 256, not 40"):
+        executor(tiny_spec(head_dim=40))
 
 
 def test_a_closed_executor_says_so() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.models.quants import QuantType, Tensor
+from paceline.models.quants import QuantType, Tensor, dequantize
 from paceline.models.rope import RopeSpec
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights, tensor_shapes
 
@@ -47,26 +47,39 @@ def tiny_weights(spec: ModelSpec, kind: QuantType = QuantType.F32, seed: int = 0
     return ModelWeights(spec, tensors)
 
 
+# Where a block keeps its float16 scale and minimum, and the minimum that puts the weights' middle near 0 where random
+# codes and factors have a scale of 1.
+_SCALE_AT = {
+    QuantType.Q4_0: 0, QuantType.Q4_1: 0, QuantType.Q5_0: 0, QuantType.Q5_1: 0, QuantType.Q8_0: 0, QuantType.IQ4_NL: 0,
+    QuantType.Q2_K: 80, QuantType.Q3_K: 108, QuantType.Q4_K: 0, QuantType.Q5_K: 0, QuantType.Q6_K: 208,
+}  # fmt: skip
+_MINIMUM_AT = {
+    QuantType.Q4_1: (2, -7.5), QuantType.Q5_1: (2, -15.5),
+    QuantType.Q2_K: (82, 1.5), QuantType.Q4_K: (2, 7.5), QuantType.Q5_K: (2, 15.5),
+}  # fmt: skip
+
+
 def random_stored(rng: np.random.Generator, shape: tuple[int, int], kind: QuantType) -> np.ndarray:
     """Stored bytes of random weights of about unit norm per row."""
-    outputs, inputs = shape
+    inputs = shape[1]
     spread = 1.5 / np.sqrt(inputs)
     if kind in (QuantType.F32, QuantType.F16, QuantType.BF16):
         values = (spread * rng.standard_normal(shape)).astype(np.float32)
         if kind == QuantType.BF16:
             return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1)
         return values.astype(np.float16 if kind == QuantType.F16 else np.float32).view(np.uint8).reshape(-1)
-    blocks = rng.integers(0, 256, (outputs * inputs // 32, kind.block.bytes), dtype=np.uint8)
-    # What random codes stand for, so that scales keep the weights small: the spread of the codes, and their middle.
-    code_spread, middle = {
-        QuantType.Q4_0: (4.6, 0),
-        QuantType.Q4_1: (4.6, 7.5),
-        QuantType.Q5_0: (9.2, 0),
-        QuantType.Q5_1: (9.2, 15.5),
-        QuantType.Q8_0: (74, 0),
-    }[kind]
-    scales = (spread / code_spread * rng.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
-    blocks[:, :2] = scales.view(np.uint8).reshape(-1, 2)
-    if middle:
-        blocks[:, 2:4] = (-middle * scales).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    blocks = rng.integers(0, 256, (shape[0] * inputs // kind.block.elements, kind.block.bytes), dtype=np.uint8)
+    set_scales(blocks, kind, np.ones(len(blocks)))
+    unscaled = dequantize(Tensor("w", shape, kind, blocks.reshape(-1)))
+    set_scales(blocks, kind, spread / unscaled.std() * rng.uniform(0.5, 1.5, len(blocks)))
     return blocks.reshape(-1)
+
+
+def set_scales(blocks: np.ndarray, kind: QuantType, scales: np.ndarray, centred: bool = True) -> None:
+    """Gives each of the blocks [blocks, bytes] its scale, and a minimum of 0 or one that centres random weights."""
+    at = _SCALE_AT[kind]
+    blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if kind in _MINIMUM_AT:
+        at, middle = _MINIMUM_AT[kind]
+        minima = (middle if centred else 0) * scales
+        blocks[:, at : at + 2] = minima.astype(np.float16).view(np.uint8).reshape(-1, 2)

@@ -2,76 +2,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 
 from paceline.errors import ModelFileError
 from paceline.models.architectures import model_weights
-from paceline.models.gguf import GGUFFile, read_gguf
+from paceline.models.gguf import GGUFFile
 from paceline.models.rope import RopeSpec
 from paceline.models.spec import LayerSpec, ModelSpec
-
-HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 64, 4, 2, 96, 32
-
-HYPERPARAMETERS: dict[str, Any] = {
-    "general.name": "tiny",
-    "llama.block_count": 2,
-    "llama.context_length": 128,
-    "llama.embedding_length": HIDDEN,
-    "llama.feed_forward_length": INNER,
-    "llama.attention.head_count": HEADS,
-    "llama.attention.head_count_kv": KV_HEADS,
-    "llama.attention.layer_norm_rms_epsilon": 0.5,
-}
-
-
-def shapes() -> dict[str, tuple[int, ...]]:
-    key = HIDDEN // HEADS * KV_HEADS
-    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
-    for layer in range(2):
-        found |= {
-            f"blk.{layer}.attn_norm.weight": (HIDDEN,),
-            f"blk.{layer}.attn_q.weight": (HIDDEN, HIDDEN),
-            f"blk.{layer}.attn_k.weight": (key, HIDDEN),
-            f"blk.{layer}.attn_v.weight": (key, HIDDEN),
-            f"blk.{layer}.attn_output.weight": (HIDDEN, HIDDEN),
-            f"blk.{layer}.ffn_norm.weight": (HIDDEN,),
-            f"blk.{layer}.ffn_gate.weight": (INNER, HIDDEN),
-            f"blk.{layer}.ffn_up.weight": (INNER, HIDDEN),
-            f"blk.{layer}.ffn_down.weight": (HIDDEN, INNER),
-        }
-    return found
-
-
-def tiny(
-    folder: Path,
-    metadata: dict[str, Any] | None = None,
-    tensors: dict[str, tuple[int, ...] | None] | None = None,
-    architecture: str = "llama",
-) -> GGUFFile:
-    """A small llama file with some of its metadata and tensors replaced; None takes one out."""
-    path = folder / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in (HYPERPARAMETERS | (metadata or {})).items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-    for name, shape in (shapes() | (tensors or {})).items():
-        if shape is not None:
-            writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return read_gguf(path)
+from tests.models.tiny_gguf import GEMMA3_NORMS, HEADS, HIDDEN, HYPERPARAMETERS, VOCAB, Shapes, shapes, tiny
 
 
 def test_the_real_model(smollm2: GGUFFile) -> None:
@@ -103,7 +41,7 @@ def test_defaults_are_llama_cpps(tmp_path: Path) -> None:
     assert spec.vocab_size == VOCAB
 
 
-def key_values(width: int) -> dict[str, tuple[int, ...] | None]:
+def key_values(width: int) -> Shapes:
     return {f"blk.{layer}.attn_{part}.weight": (width, HIDDEN) for layer in range(2) for part in "kv"}
 
 
@@ -116,6 +54,8 @@ def test_features_that_are_switched_off_are_no_obstacle(tmp_path: Path) -> None:
         "llama.rope.scaling.type": "none",
         "llama.expert_count": 0,
         "llama.attention.sliding_window": 0,
+        "llama.rope.scaling.factor": 0.0,
+        "llama.rope.scaling.finetuned": True,
         "llama.attention.value_length": 16,
         "llama.tensor_data_layout": "Meta AI original pth",
     }
@@ -150,11 +90,13 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ("llama.rope.dimension_count", 15, "must be even and at most 16"),
         ("llama.rope.dimension_count", 18, "must be even and at most 16"),
         ("llama.attention.value_length", 32, r"llama.attention.value_length = 32 is not supported; only 16 is"),
-        ("llama.rope.scaling.type", "yarn", "llama.rope.scaling.type = 'yarn' is not supported; only 'none'"),
-        ("llama.rope.scaling.factor", 8.0, "llama.rope.scaling.factor = 8.0 is not supported"),
-        ("llama.rope.scale_linear", 4.0, "llama.rope.scale_linear = 4.0 is not supported"),
+        ("llama.rope.scaling.type", "longrope", "type = 'longrope' is not supported; known: linear, none, yarn"),
+        ("llama.rope.scaling.factor", -8.0, "llama.rope.scaling.factor is -8.0; a positive number is needed"),
+        ("llama.rope.scaling.factor", True, "llama.rope.scaling.factor is True; a positive number is needed"),
+        ("llama.rope.scaling.attn_factor", 1.5, "llama.rope.scaling.attn_factor = 1.5 is not supported"),
+        ("llama.rope.scaling.yarn_beta_fast", 8.0, "llama.rope.scaling.yarn_beta_fast = 8.0 is not supported"),
         ("llama.expert_count", 8, "llama.expert_count = 8 is not supported"),
-        ("llama.attention.sliding_window", 4096, "llama.attention.sliding_window = 4096 is not supported"),
+        ("llama.attention.sliding_window", "all", "sliding_window is 'all'; a positive integer"),
         ("llama.attention.causal", False, "llama.attention.causal = False is not supported"),
         ("llama.logit_scale", 0.5, "llama.logit_scale = 0.5 is not supported"),
         ("llama.vocab_size", 33, r"token_embd.weight has shape \(32, 64\); \(33, 64\) is needed"),
@@ -173,8 +115,10 @@ def test_a_wrong_or_unsupported_hyperparameter_is_named(tmp_path: Path, key: str
         ("token_embd.weight", None, "token_embd.weight is missing"),
         ("blk.1.ffn_up.weight", None, "blk.1.ffn_up.weight is missing"),
         ("blk.0.attn_k.weight", (64, 64), r"blk.0.attn_k.weight has shape \(64, 64\); \(32, 64\) is needed"),
-        ("rope_freqs.weight", (8,), "rope_freqs.weight is not supported"),
-        ("blk.0.attn_q.bias", (64,), "blk.0.attn_q.bias is not supported"),
+        ("rope_freqs.weight", (4,), r"rope_freqs.weight has shape \(4,\); 8 positive numbers are needed"),
+        ("blk.0.attn_q.bias", (64,), "blk.1.attn_q.bias is missing"),
+        ("blk.1.attn_q.bias", (64,), "blk.1.attn_q.bias is not supported"),
+        ("output.bias", (32,), "output.bias is not supported"),
         ("blk.0.ffn_gate_inp.weight", (8, 64), "blk.0.ffn_gate_inp.weight is not supported"),
     ],
 )
@@ -186,5 +130,37 @@ def test_a_wrong_or_unsupported_tensor_is_named(
 
 
 def test_an_unknown_architecture_gets_the_list_of_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="'mamba' is not supported; supported: llama"):
+    with pytest.raises(ModelFileError, match=r"'mamba' is not supported; supported: gemma, .*, llama, .*, starcoder2"):
         model_weights(tiny(tmp_path, architecture="mamba"))
+
+
+def test_the_attention_scale_of_gemma3_27b(tmp_path: Path) -> None:
+    wide = {"llama.attention.key_length": 16, "llama.attention.head_count": 2, "llama.attention.head_count_kv": 2}
+    tensors: Shapes = {f"blk.{layer}.attn_q.weight": (32, HIDDEN) for layer in range(62)}
+    tensors |= {f"blk.{layer}.attn_output.weight": (HIDDEN, 32) for layer in range(62)}
+    spec = model_weights(tiny(tmp_path, wide, GEMMA3_NORMS | tensors, "gemma3", 62)).spec
+    assert spec.attention_scale == pytest.approx(32**-0.5)  # hidden / heads, where head_dim is 16
+
+
+def test_soft_caps_of_gemma2_where_the_file_has_none_and_where_it_switches_them_off(tmp_path: Path) -> None:
+    tensors = {
+        name: shape for name, shape in GEMMA3_NORMS.items() if name[4] in "01" and name[5] == "." and "post" in name
+    }
+    spec = model_weights(tiny(tmp_path, {}, tensors, "gemma2")).spec
+    assert (spec.attention_softcap, spec.logits_softcap) == (50.0, 30.0)
+    assert [layer.window for layer in spec.layers] == [4096, None]
+    off = {"llama.attn_logit_softcapping": 0.0, "llama.final_logit_softcapping": 0.0}
+    spec = model_weights(tiny(tmp_path, off, tensors, "gemma2")).spec
+    assert (spec.attention_softcap, spec.logits_softcap) == (None, None)
+
+
+def test_granite_without_rotation_is_refused(tmp_path: Path) -> None:
+    stated = {"llama.logit_scale": 8.0, "llama.rope.scaling.finetuned": False}
+    with pytest.raises(ModelFileError, match=r"rope.scaling.finetuned = False is not supported; only True is"):
+        model_weights(tiny(tmp_path, stated, architecture="granite"))
+
+
+def test_granite_needs_no_scale_but_that_of_the_logits(tmp_path: Path) -> None:
+    spec = model_weights(tiny(tmp_path, {"llama.logit_scale": 8.0}, architecture="granite")).spec
+    assert spec.logits_scale == 0.125
+    assert (spec.attention_scale, spec.embedding_scale, spec.residual_scale) == (0.25, 1.0, 1.0)

@@ -1,4 +1,5 @@
 import dataclasses
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InputError, ModelFileError
-from paceline.models.chat import ChatTemplate, no_template_error, with_default_system
-from paceline.models.gguf import GGUFFile
+from paceline.models.chat import ChatTemplate, no_template_error
+from paceline.models.conversation import with_default_system
+from paceline.models.gguf import GGUFFile, read_gguf
 from paceline.models.tokenizer import Tokenizer
 
 Conversation = list[dict[str, Any]]
@@ -49,7 +51,7 @@ def test_renders_as_transformers_does(chat: ChatTemplate, oracle: Any, name: str
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "look-alike"])
 def test_ordinary_text_encodes_as_the_rendered_text(chat: ChatTemplate, tokenizer: Tokenizer, name: str) -> None:
     messages = CONVERSATIONS[name]
-    assert chat.encode(messages) == tokenizer.encode(chat.render(messages), add_bos=False)
+    assert chat.encode(messages) == tokenizer.encode(chat.render(messages), add_special=False)
 
 
 def test_a_message_cannot_end_its_turn(chat: ChatTemplate, tokenizer: Tokenizer) -> None:
@@ -128,7 +130,10 @@ def test_what_templates_may_use(tokenizer: Tokenizer, source: str, expected: str
 
 
 def test_extra_variables_reach_the_template(tokenizer: Tokenizer) -> None:
-    assert ChatTemplate("{{ enable_thinking }}", tokenizer).render([], enable_thinking=False) == "False"
+    assert (
+        ChatTemplate("{{ enable_thinking }}", tokenizer).render([], chat_template_kwargs={"enable_thinking": False})
+        == "False"
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,6 +170,46 @@ def test_a_template_from_a_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path.write_text("{% if %}")
     with pytest.raises(ModelFileError, match=r"--chat-template .*t\.jinja: .*does not compile: line 1"):
         ChatTemplate.from_file(path, tokenizer)
+
+
+def test_the_template_for_tools_is_used_with_tools(tokenizer: Tokenizer) -> None:
+    metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "{{ tools[0].name }}"}
+    template = ChatTemplate.from_gguf(metadata, tokenizer)
+    assert template is not None
+    assert template.render([]) == template.render([], tools=[]) == "plain"
+    assert template.render([], tools=[{"name": "f"}]) == tokenizer.decode(template.encode([], tools=[{"name": "f"}]))
+    assert template.render([], tools=[{"name": "f"}]) == "f"
+    with pytest.raises(ModelFileError, match="does not compile"):
+        ChatTemplate.from_gguf(metadata | {"tokenizer.chat_template.tool_use": "{% if %}"}, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception"])
+def test_names_that_templates_have_for_something_else(tokenizer: Tokenizer, name: str) -> None:
+    template = ChatTemplate("{{ messages }}", tokenizer)
+    for use in (template.render, template.encode):
+        with pytest.raises(InputError, match=f"chat_template_kwargs may not set {name}: ") as raised:
+            use([], chat_template_kwargs={name: 1, "enable_thinking": True})
+        assert raised.value.param == "chat_template_kwargs"
+
+
+def test_a_frozen_date_can_be_overruled(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ date_string }} {{ strftime_now('%Y-%m-%d %H') }}", tokenizer, today=date(2024, 2, 29))
+    assert template.render([]) == "29 Feb 2024 2024-02-29 00"
+    assert template.render([], chat_template_kwargs={"date_string": "soon"}) == "soon 2024-02-29 00"
+
+
+def test_llama_2_gets_one_bos(llama_cpp: Path) -> None:
+    """Its template writes BOS, and its tokenizer would add one to a plain text."""
+    with read_gguf(llama_cpp / "models/ggml-vocab-llama-spm.gguf") as file:
+        llama_2 = Tokenizer.from_gguf(file.metadata)
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+    )
+    conversation = [*user("hi"), {"role": "assistant", "content": "ho"}, *user("</s>")]
+    ids = ChatTemplate(source, llama_2).encode(conversation)
+    assert [i for i in ids if i in (1, 2)] == [1, 2, 1]
+    assert ids[: ids.index(2) + 1] == [*llama_2.encode("[INST] hi [/INST] ho "), 2]
 
 
 def test_a_model_without_a_template(tokenizer: Tokenizer) -> None:

@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[bytes, str, int | None]] = {
     "zero dimension": (build([], [info("t", [4, 0])]), "impossible dimensions", 24),
     "overflow": (build([], [info("t", [2**63, 2**63, 2**63, 2])]), "but the file has only", 24),
     "half a block": (build([], [info("t", [33], kind=8)]), "impossible dimensions [33]", 24),
-    "tensor type": (build([], [info("t", [256], kind=12)]), "type 12 (Q4_K)", 24),
+    "tensor type": (build([], [info("t", [256], kind=15)]), "type 15 (Q8_K)", 24),
     "tensor type unheard of": (build([], [info("t", [256], kind=777)]), "type 777 (unknown)", 24),
     "misaligned": (build([], [info("t", [4], offset=16)]), "no multiple of the alignment 32", 24),
     "out of range": (build([], [info("t", [4], offset=64)]), "may be truncated", 24),

@@ -180,7 +180,7 @@ def small(**changes: MetadataValue | None) -> dict[str, MetadataValue]:
 
 def test_bos_is_added_where_the_file_asks_for_it() -> None:
     assert Tokenizer.from_gguf(small()).encode("ab") == [8, 7]
-    assert Tokenizer.from_gguf(small()).encode("ab", add_bos=False) == [7]
+    assert Tokenizer.from_gguf(small()).encode("ab", add_special=False) == [7]
     assert Tokenizer.from_gguf(small(add_bos_token=False)).encode("ab") == [7]
     assert Tokenizer.from_gguf(small(bos_token_id=None)).encode("ab") == [7]
 
@@ -193,19 +193,38 @@ def test_llama_3_adds_bos_unless_the_file_says_otherwise() -> None:
 
 def test_llama_3_takes_a_word_that_is_a_token_whole() -> None:
     """No merge leads to "cab"."""
-    assert Tokenizer.from_gguf(small(pre="llama-bpe")).encode("cab", add_bos=False) == [15]
-    assert Tokenizer.from_gguf(small()).encode("cab", add_bos=False) == [2, 7]
+    assert Tokenizer.from_gguf(small(pre="llama-bpe")).encode("cab", add_special=False) == [15]
+    assert Tokenizer.from_gguf(small()).encode("cab", add_special=False) == [2, 7]
 
 
 def test_types_of_tokens() -> None:
     tokenizer = Tokenizer.from_gguf(small())
     assert tokenizer.eos_ids == {7, 9}
     assert set(tokenizer.special_tokens) == {"<s>", "<|end|>", "<unk>"}
-    assert tokenizer.encode("a<tool>b", parse_special=False, add_bos=False) == [0, 10, 1]
+    assert tokenizer.encode("a<tool>b", parse_special=False, add_special=False) == [0, 10, 1]
     assert [tokenizer.token_bytes(i) for i in range(5, 15)] == [
         b" ", b"\n", b"ab", b"", b"", b"<tool>", b"", b"\xe9", b"", b"a b",
     ]  # fmt: skip
     assert tokenizer.decode([8, 10, 0], skip_special=False) == "<s><tool>a"
+
+
+def test_a_token_that_ends_turns_is_a_control_token_whatever_its_type() -> None:
+    tokenizer = Tokenizer.from_gguf(small(token_type=np.array([1] * 8 + [3, 4, 4, 5, 1, 2, 1, 1], np.int32)))
+    assert 9 in tokenizer.eos_ids
+    assert tokenizer.special_tokens["<|end|>"] == 9
+    html: dict[str, MetadataValue | None] = {
+        "tokens": ["<s>", "</s>", "a", "aa"],
+        "token_type": np.array([3, 4, 1, 1], np.int32),
+        "merges": ["a a"],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    assert Tokenizer.from_gguf(small(**html)).eos_ids == {0}
+
+
+def test_eos_is_added_where_the_file_asks_for_it() -> None:
+    assert Tokenizer.from_gguf(small(add_eos_token=True)).encode("ab") == [8, 7, 7]
+    assert Tokenizer.from_gguf(small(add_eos_token=True)).encode("ab", add_special=False) == [7]
 
 
 def test_eot_and_eom_end_a_turn_too() -> None:
@@ -244,9 +263,9 @@ def test_qwen2_composes_characters_first() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'; only 'gpt2'"),
+        ({"model": "t5"}, "tokenizer.ggml.model is 't5'; supported: 'gpt2' .* and 'llama'"),
         ({"model": None}, "tokenizer.ggml.model is None"),
-        ({"pre": "tekken"}, "'tekken', which is not supported; supported: gpt-2, llama-bpe, qwen2, smollm, starcoder"),
+        ({"pre": "viking"}, "'viking', which is not supported; supported: command-r, dbrx, .*, starcoder, tekken"),
         ({"pre": None}, "no tokenizer.ggml.pre"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokens": []}, "tokenizer.ggml.tokens is missing"),
@@ -259,6 +278,7 @@ def test_qwen2_composes_characters_first() -> None:
         ({"token_type": np.full(16, 9, np.int32)}, "token_type holds 9; token types are 1 to 6"),
         ({"bos_token_id": 16}, "bos_token_id is 16; the vocabulary has the ids 0 to 15"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"add_bos_token": 1}, "add_bos_token is 1; it must be true or false"),
     ],
 )
 def test_damaged_metadata(changes: dict[str, MetadataValue | None], message: str) -> None:

@@ -278,3 +278,37 @@ def test_stop_strings_inside_one_stream_do_not_leak(start_server: StartServer) -
     *pieces, finish = events(server, "/v1/completions", prompt="x", max_tokens=60, stop=["녕 👋", "never"])
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == "Grüße, 안"
     assert finish["choices"][0]["stop_reason"] == "녕 👋"
+
+
+def test_variables_of_the_chat_template(start_server: StartServer) -> None:
+    template = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}!{% endif %}"
+    server = start_server(tiny_model(template=template, max_model_len=64))
+    messages = [{"role": "user", "content": "ab"}]
+
+    def prompt_tokens(**body: object) -> int:
+        response = server.post("/v1/chat/completions", messages=messages, max_tokens=1, **body)
+        assert response.status_code == 200, response.text
+        count: int = response.json()["usage"]["prompt_tokens"]
+        return count
+
+    assert prompt_tokens() == prompt_tokens(chat_template_kwargs=None) == prompt_tokens(chat_template_kwargs={}) == 2
+    assert prompt_tokens(chat_template_kwargs={"enable_thinking": False}) == 3
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ([1], "chat_template_kwargs: "),
+        ("thinking", "chat_template_kwargs: "),
+        ({"messages": []}, "chat_template_kwargs may not set messages: "),
+        ({"add_generation_prompt": False}, "chat_template_kwargs may not set add_generation_prompt: "),
+        ({"a": "x" * 100_000}, "chat_template_kwargs has 100001 bytes, the context holds "),
+    ],
+)
+def test_what_no_variables_are(server: LiveServer, kwargs: object, message: str) -> None:
+    messages = [{"role": "user", "content": "ab"}]
+    response = server.post("/v1/chat/completions", messages=messages, chat_template_kwargs=kwargs)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] == "chat_template_kwargs"
+    assert error["message"].startswith(message)

@@ -20,7 +20,7 @@ def load_token_counter(tokenizer: str) -> Callable[[str], int]:
 
     with read_gguf(resolve(tokenizer).path) as file:
         encoder = Tokenizer.from_gguf(file.metadata)
-    return lambda text: len(encoder.encode(text, add_bos=False))
+    return lambda text: len(encoder.encode(text, add_special=False))
 
 
 def _from_tokenizer_json(path: Path) -> Callable[[str], int]:

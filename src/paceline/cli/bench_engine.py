@@ -23,7 +23,7 @@ def engine(
     repeat: Annotated[int, typer.Option(min=1, help="Measured rounds, after one of warm-up.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
-    kv_dtype: Annotated[Literal["f16", "f32"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
     kv_memory: Annotated[str | None, typer.Option(help="Memory for the KV cache, such as 2GiB.")] = None,
     seed: Annotated[int, typer.Option(help="Makes the same prompts again.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,

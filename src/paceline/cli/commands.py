@@ -8,6 +8,7 @@ from paceline.cli.bench_engine import engine
 from paceline.cli.bench_load import load
 from paceline.cli.chat import chat
 from paceline.cli.demo import demo
+from paceline.cli.inspect import inspect
 from paceline.cli.models import models
 from paceline.cli.pull import pull
 from paceline.cli.serve import serve
@@ -20,7 +21,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 ok, 1 a measurement or gate failed, 2 usage or input, 3 target unreachable, 130 interrupted.",
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure a server, or the engine by itself.")
-for command in (serve, chat, pull, models, demo):
+for command in (serve, chat, pull, models, inspect, demo):
     app.command()(command)
 for command in (load, engine):
     bench.command()(command)

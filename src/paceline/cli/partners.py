@@ -256,7 +256,7 @@ class LocalPartner:
 
     def answer(self, messages: Messages) -> Generator[str | int]:
         from paceline.engine.request import SamplingParams
-        from paceline.models.chat import with_default_system
+        from paceline.models.conversation import with_default_system
 
         asked = {
             "max_tokens": self._options.max_tokens,

@@ -1,6 +1,7 @@
 """``paceline serve``: a model behind HTTP."""
 
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,8 +25,16 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja chat template instead of the model's.", exists=True, dir_okay=False)
     ] = None,
+    template_date: Annotated[
+        datetime | None,
+        typer.Option(metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="What chat templates take for today."),
+    ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens. Default: the model's own context.")
+        str | None,
+        typer.Option(
+            help="Longest prompt plus answer, in tokens. Default: the model's own context; "
+            "auto: that, or less if the KV cache holds less."
+        ),
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests computed at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
@@ -36,7 +45,7 @@ def serve(
             "--max-num-seqs full contexts need."
         ),
     ] = None,
-    kv_dtype: Annotated[Literal["f16", "f32"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
     threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse the KV of prompts that begin alike.")
@@ -51,7 +60,7 @@ def serve(
     Example: paceline serve smollm2-135m --port 8000
     """
     from paceline.cli.pull import pull_progress
-    from paceline.cli.size import parse_size
+    from paceline.cli.size import parse_context, parse_size
     from paceline.loading import EngineOptions, load_model
     from paceline.server.app import create_app
     from paceline.server.listen import HttpServer, bind
@@ -59,13 +68,14 @@ def serve(
     _configure_logging()
     keys = _usable_keys(api_key)
     options = EngineOptions(
-        max_model_len=max_model_len,
+        max_model_len=parse_context(max_model_len),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=None if kv_memory is None else parse_size(kv_memory),
         kv_dtype=kv_dtype,
         threads=threads,
         chat_template=chat_template,
+        template_date=None if template_date is None else template_date.date(),
         enable_prefix_caching=prefix_caching,
     )
     # Before the model is loaded: a port that is taken is told at once.

@@ -1,6 +1,7 @@
 """Sizes as options write them."""
 
 import re
+from typing import Literal
 
 from paceline.errors import InputError
 
@@ -15,3 +16,18 @@ def parse_size(text: str) -> int:
     if match is None:
         raise InputError(f"--kv-memory {text!r} is not a size; write it like 2GiB or 512MiB", param="kv_memory")
     return int(float(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1))
+
+
+def parse_context(text: str | None) -> int | Literal["auto"] | None:
+    """Tokens of ``--max-model-len``: a number, ``auto``, or None where it is not given.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 2:
+        raise InputError(f"--max-model-len {text!r} is no number of tokens from 2 on, nor auto", param="max_model_len")
+    return int(text)

@@ -1,35 +1,29 @@
 """The CPU executor: repacks a model's weights once, then runs each batch in one call of the C++ forward pass."""
 
 import os
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline import _native
 from paceline.errors import ExecutorError, ModelFileError
 from paceline.executors.base import BLOCK_SIZE, Batch, Float32, KVGeometry, StepResult
 from paceline.models.quants import Tensor, dequantize
+from paceline.models.rope import RopeSpec
 from paceline.models.spec import ModelSpec, ModelWeights
 
-KVDType = Literal["f16", "f32"]
+KVDType = Literal["f16", "f32", "int8"]
 
-_LAYER_MATRICES = {
-    "attn_q": _native.MatrixRole.QUERY,
-    "attn_k": _native.MatrixRole.KEY,
-    "attn_v": _native.MatrixRole.VALUE,
-    "attn_output": _native.MatrixRole.ATTENTION_OUTPUT,
-    "ffn_gate": _native.MatrixRole.GATE,
-    "ffn_up": _native.MatrixRole.UP,
-    "ffn_down": _native.MatrixRole.DOWN,
-}
-_ROTATED = {"attn_q", "attn_k"}
+_KV_TYPES = {"f16": _native.KVType.F16, "f32": _native.KVType.F32, "int8": _native.KVType.INT8}
+_ACTIVATIONS = {"silu": _native.Activation.SILU, "gelu_tanh": _native.Activation.GELU_TANH}
+_ROTATED = {"attn_q", "attn_k", "attn_q_norm", "attn_k_norm"}
 
 
 def kv_bytes_per_block(spec: ModelSpec, kv_dtype: KVDType) -> int:
     """Bytes of one KV block: K and V of 32 tokens in every layer."""
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * (2 if kv_dtype == "f16" else 4)
-    return BLOCK_SIZE * per_token
+    per_head = {"f16": 2 * spec.head_dim, "f32": 4 * spec.head_dim, "int8": spec.head_dim + 2 * -(-spec.head_dim // 32)}
+    return 2 * BLOCK_SIZE * spec.num_layers * spec.num_kv_heads * per_head[kv_dtype]
 
 
 class NativeExecutor:
@@ -42,7 +36,7 @@ class NativeExecutor:
         num_blocks: size of the KV pool in blocks of 32 tokens.
         max_model_len: longest sequence, in tokens.
         max_batched_tokens: most tokens in one batch.
-        kv_dtype: type in which K and V are kept.
+        kv_dtype: type in which K and V are kept; int8 has a float16 scale per token, head and 32 dimensions.
         threads: size of the thread pool.
 
     Raises:
@@ -82,6 +76,11 @@ class NativeExecutor:
         """Memory of the repacked weights."""
         return self._open_model().weight_bytes
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of the activations of the largest step."""
+        return self._open_model().buffer_bytes
+
     def execute(self, batch: Batch) -> StepResult:
         """See ``Executor.execute``."""
         try:
@@ -114,67 +113,66 @@ def _load(
     weights: ModelWeights, num_blocks: int, max_model_len: int, max_batched_tokens: int, kv_dtype: KVDType, threads: int
 ) -> _native.Model:
     spec = weights.spec
-    rope = spec.layers[0].rope
-    assert rope
+    ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope))
     model = _native.Model(
         vocab_size=spec.vocab_size,
         hidden=spec.hidden_size,
-        layers=spec.num_layers,
         heads=spec.num_heads,
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         intermediate=spec.intermediate_size,
-        max_positions=max_model_len,
-        rope_dim=rope.dim,
-        rope_theta=rope.theta,
+        layers=[(ropes.index(layer.rope) if layer.rope else -1, layer.window or 0) for layer in spec.layers],
+        ropes=[(rope.inverse_frequencies().tolist(), rope.magnitude) for rope in ropes],
         norm_eps=spec.norm_eps,
+        attention_scale=spec.attention_scale,
+        attention_softcap=spec.attention_softcap or 0.0,
+        logits_softcap=spec.logits_softcap or 0.0,
+        logits_scale=spec.logits_scale,
+        embedding_scale=spec.embedding_scale,
+        residual_scale=spec.residual_scale,
         tied_embeddings=spec.tied_embeddings,
+        parallel_residual=spec.parallel_residual,
+        activation=_ACTIVATIONS[spec.activation],
         num_blocks=num_blocks,
-        half_kv=kv_dtype == "f16",
+        max_positions=max_model_len,
         max_tokens=max_batched_tokens,
         threads=threads,
+        kv_type=_KV_TYPES[kv_dtype],
         isa=os.environ.get("PACELINE_ISA", ""),
     )
-    tensors = weights.tensors
-    _set_matrix(model, _native.MatrixRole.EMBEDDING, 0, tensors["token_embd.weight"])
-    if not spec.tied_embeddings:
-        _set_matrix(model, _native.MatrixRole.HEAD, 0, tensors["output.weight"])
-    model.set_norm(_native.NormRole.FINAL, 0, dequantize(tensors["output_norm.weight"]))
-    for layer in range(spec.num_layers):
-        for name, role in _LAYER_MATRICES.items():
-            tensor = tensors[f"blk.{layer}.{name}.weight"]
-            stored = _half_paired(tensor, spec) if name in _ROTATED else tensor.data
-            _set_matrix(model, role, layer, tensor, stored)
-        model.set_norm(_native.NormRole.ATTENTION, layer, dequantize(tensors[f"blk.{layer}.attn_norm.weight"]))
-        model.set_norm(_native.NormRole.FEED_FORWARD, layer, dequantize(tensors[f"blk.{layer}.ffn_norm.weight"]))
+    for name, tensor in weights.tensors.items():
+        _set(model, name, tensor, spec)
     model.finish_loading()
     return model
 
 
-def _set_matrix(
-    model: _native.Model,
-    role: _native.MatrixRole,
-    layer: int,
-    tensor: Tensor,
-    stored: NDArray[np.uint8] | None = None,
-) -> None:
-    outputs, inputs = tensor.shape
-    data = tensor.data if stored is None else stored
-    model.set_matrix(role, layer, int(tensor.type), outputs, inputs, np.ascontiguousarray(data))
+def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec) -> None:
+    """Hand one tensor over, under GGUF's name: ``blk.3.attn_q.weight``, ``output_norm.bias``, …"""
+    *block, stem, kind = name.split(".")
+    layer = int(block[1]) if block else -1
+    if stem == "position_embd":
+        model.set_positions(dequantize(tensor).reshape(-1))
+        return
+    tensor = _half_paired(tensor, spec.layers[layer].rope, spec.head_dim) if stem in _ROTATED else tensor
+    if kind == "bias":
+        model.set_bias(stem, layer, dequantize(tensor))
+    elif len(tensor.shape) == 1:
+        model.set_norm(stem, layer, dequantize(tensor))
+    else:
+        outputs, inputs = tensor.shape
+        model.set_matrix(stem, layer, int(tensor.type), outputs, inputs, np.ascontiguousarray(tensor.data))
 
 
-def _half_paired(tensor: Tensor, spec: ModelSpec) -> NDArray[np.uint8]:
-    """The stored rows of a query or key matrix, ordered so that dimensions i and i + dim/2 of a head rotate together.
+def _half_paired(tensor: Tensor, rope: RopeSpec | None, head_dim: int) -> Tensor:
+    """A tensor of queries or keys, ordered so that dimensions i and i + dim/2 of a head rotate together.
 
     Where the file pairs (2i, 2i+1), the outputs of each head are permuted: even ones first, odd ones after. Scores do
     not change, since queries and keys move alike.
     """
-    rope = spec.layers[0].rope
-    assert rope
-    if rope.pairing == "half":
-        return tensor.data
+    if rope is None or rope.pairing == "half":
+        return tensor
     rotated = np.arange(rope.dim)
-    order = np.arange(spec.head_dim)
+    order = np.arange(head_dim)
     order[: rope.dim] = np.concatenate([rotated[0::2], rotated[1::2]])
-    rows = tensor.data.reshape(-1, spec.head_dim, tensor.data.size // tensor.shape[0])
-    return rows[:, order].reshape(-1)
+    rows = tensor.data.reshape(-1, head_dim, tensor.data.size // tensor.shape[0])
+    return replace(tensor, data=rows[:, order].reshape(-1))

@@ -1,18 +1,22 @@
 """From a GGUF file's metadata and tensors to a ModelSpec: one function per architecture.
 
 A hyperparameter or tensor that a function does not understand is refused by name: a model that is computed almost
-right is worse than one that is not computed.
+right is worse than one that is not computed. Keys and defaults are those of llama.cpp (src/llama-model.cpp,
+``load_hparams``, and src/models/<architecture>.cpp); what the values mean is what its converter (conversion/*.py) puts
+in from the original model. docs/adding-a-model.md shows how to add one.
 """
 
-from collections.abc import Callable, Mapping
-from math import inf
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from typing import Literal
 
 from paceline.errors import ModelFileError
-from paceline.models.gguf import GGUFFile, MetadataValue
-from paceline.models.quants import Tensor
-from paceline.models.rope import RopeSpec
-from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights, tensor_shapes
+from paceline.models.gguf import GGUFFile
+from paceline.models.hyperparameters import Hyperparameters
+from paceline.models.layers import alternating, read_rope, uniform
+from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights
+from paceline.models.tensors import normalised
 
 
 def model_weights(file: GGUFFile) -> ModelWeights:
@@ -22,114 +26,203 @@ def model_weights(file: GGUFFile) -> ModelWeights:
         ModelFileError: an architecture, hyperparameter or tensor is missing, contradictory or not supported.
     """
     architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise ModelFileError(f"{file.path}: architecture {architecture!r} is not supported; supported: {known}")
-    hyperparameters = _Hyperparameters(file, architecture)
-    spec = _ARCHITECTURES[architecture](hyperparameters, file)
-    hyperparameters.refuse_unread()
+    read = Hyperparameters(file, architecture)
+    spec = ARCHITECTURES[architecture](read)
+    read.refuse_unread()
     _check_vocabulary(file, spec)
-    _check_tensors(file.path, file.tensors, spec)
-    return ModelWeights(spec, dict(file.tensors))
+    return ModelWeights(spec, normalised(file.path, read.tensors, spec))
 
 
-class _Hyperparameters:
-    """The metadata under ``<architecture>.``, which remembers what nobody asked for."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.path = file.path
-        self.prefix = f"{architecture}."
-        self.num_tensors = len(file.tensors)
-        self.unread = {key: value for key, value in file.metadata.items() if key.startswith(self.prefix)}
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self._take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.fault(f"{self.prefix}{name} is {_shown(value)}; a positive integer is needed")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive, finite number."""
-        value = self._take(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
-            raise self.fault(f"{self.prefix}{name} is {_shown(value)}; a positive number is needed")
-        return float(value)
-
-    def neutral(self, name: str, *allowed: MetadataValue) -> None:
-        """A feature we do not have may be described, as long as it is switched off."""
-        value = self.unread.pop(self.prefix + name, allowed[0])
-        if not isinstance(value, type(allowed[0])) or value not in allowed:
-            raise self.fault(f"{self.prefix}{name} = {_shown(value)} is not supported; only {allowed[0]!r} is")
-
-    def layer_count(self) -> int:
-        """``block_count``, bounded by the tensors there are: it becomes the length of a tuple."""
-        count = self.integer("block_count")
-        if count > self.num_tensors:
-            raise self.fault(f"{self.prefix}block_count is {count}, but the file has only {self.num_tensors} tensors")
-        return count
-
-    def refuse_unread(self) -> None:
-        for key, value in self.unread.items():
-            raise self.fault(f"{key} = {_shown(value)} is not supported")
-
-    def _take(self, name: str, default: MetadataValue | None) -> MetadataValue:
-        value = self.unread.pop(self.prefix + name, default)
-        if value is None:
-            raise self.fault(f"the metadata has no {self.prefix}{name}")
-        return value
-
-    def fault(self, what: str) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {what}")
+_QKV = frozenset({"attn_q", "attn_k", "attn_v"})
+_UNGATED = _QKV | {"attn_output", "ffn_up", "ffn_down"}
+_GATED = _UNGATED | {"ffn_gate"}
 
 
-def _llama(read: _Hyperparameters, file: GGUFFile) -> ModelSpec:
-    """Llama and what copies it (SmolLM2, Mistral 7B, TinyLlama). llama.cpp: src/models/llama.cpp."""
+def _llama(read: Hyperparameters) -> ModelSpec:
+    """Llama 1 to 3 and what copies it (SmolLM2, TinyLlama, Mistral with its window)."""
+    spec = _transformer(read)
+    # convert_hf_to_gguf.py permutes the rows of q and k (LlamaModel.permute), so that partners are neighbours
+    return replace(spec, layers=uniform(read, spec, "interleaved"), biases=_biases_found(read))
+
+
+def _granite(read: Hyperparameters) -> ModelSpec:
+    read.neutral("rope.scaling.finetuned", True)  # here it switches the rotation itself
+    spec = _llama(read)
+    return replace(
+        spec,
+        attention_scale=read.number_or_off("attention.scale") or spec.attention_scale,
+        embedding_scale=read.number_or_off("embedding_scale") or 1.0,
+        residual_scale=read.number_or_off("residual_scale") or 1.0,
+        logits_scale=1 / read.number("logit_scale"),
+    )
+
+
+def _qwen2(read: Hyperparameters) -> ModelSpec:
+    spec = _transformer(read)
+    return replace(spec, layers=uniform(read, spec, "half"), biases=_QKV)
+
+
+def _qwen3(read: Hyperparameters) -> ModelSpec:
+    spec = _transformer(read)
+    return replace(spec, layers=uniform(read, spec, "half"), qk_norm="head")
+
+
+def _gemma(read: Hyperparameters) -> ModelSpec:
+    """The file's norm weights are Gemma's 1 + w already."""
+    spec = _transformer(read)
+    return replace(
+        spec, layers=uniform(read, spec, "half"), activation="gelu_tanh", embedding_scale=sqrt(spec.hidden_size)
+    )
+
+
+def _gemma2(read: Hyperparameters) -> ModelSpec:
+    spec = _transformer(read)
+    rope = read_rope(read, spec, "half")
+    local = replace(rope, theta=read.number("rope.freq_base_swa", rope.theta))
+    return replace(
+        spec,
+        layers=alternating(read, spec, rope, local, read.window(4096), period=2),
+        activation="gelu_tanh",
+        post_norms=True,
+        embedding_scale=sqrt(spec.hidden_size),
+        attention_scale=_gemma_attention_scale(spec, layers_of_27b=46),
+        attention_softcap=read.number_or_off("attn_logit_softcapping", 50.0),
+        logits_softcap=read.number_or_off("final_logit_softcapping", 30.0),
+    )
+
+
+def _gemma3(read: Hyperparameters) -> ModelSpec:
+    """Layers with a window have a base of their own, and are not scaled."""
+    spec = _transformer(read)
+    rope = read_rope(read, spec, "half")
+    local = replace(rope, theta=read.number("rope.freq_base_swa", 10000.0), scaling=None)
+    return replace(
+        spec,
+        layers=alternating(read, spec, rope, local, read.window(), period=6),
+        activation="gelu_tanh",
+        post_norms=True,
+        qk_norm="head",
+        embedding_scale=sqrt(spec.hidden_size),
+        attention_scale=_gemma_attention_scale(spec, layers_of_27b=62),
+        logits_softcap=read.number_or_off("final_logit_softcapping"),
+    )
+
+
+def _gemma_attention_scale(spec: ModelSpec, *, layers_of_27b: int) -> float:
+    """GGUF has no key for Gemma's ``query_pre_attn_scalar``; llama.cpp tells the 27B models, in which it is not
+    head_dim, by their number of layers."""
+    is_27b = spec.num_layers == layers_of_27b
+    return 1 / sqrt(spec.hidden_size // spec.num_heads if is_27b else spec.head_dim)
+
+
+def _gpt2(read: Hyperparameters) -> ModelSpec:
+    return replace(
+        _transformer(read, norm="layer"),
+        learned_positions=True,
+        activation="gelu_tanh",
+        gated=False,
+        biases=_UNGATED,
+    )
+
+
+def _phi2(read: Hyperparameters) -> ModelSpec:
+    spec = _transformer(read, norm="layer")
+    return replace(
+        spec,
+        layers=uniform(read, spec, "half"),
+        parallel_residual=True,
+        activation="gelu_tanh",
+        gated=False,
+        biases=_UNGATED | {"output"},
+    )
+
+
+def _olmo2(read: Hyperparameters) -> ModelSpec:
+    """OLMo 2, and OLMo 3, whose layers with a window are not scaled."""
+    spec = _transformer(read)
+    rope = read_rope(read, spec, "half")
+    local = replace(rope, theta=read.number("rope.freq_base_swa", rope.theta), scaling=None)
+    return replace(
+        spec,
+        layers=alternating(read, spec, rope, local, read.window(), period=4),
+        pre_norms=False,
+        post_norms=True,
+        qk_norm="whole",
+    )
+
+
+def _starcoder2(read: Hyperparameters) -> ModelSpec:
+    spec = _transformer(read, norm="layer")
+    return replace(
+        spec,
+        layers=uniform(read, spec, "half"),
+        activation="gelu_tanh",
+        gated=False,
+        biases=_UNGATED,
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[Hyperparameters], ModelSpec]] = {
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+    "granite": _granite,
+    "llama": _llama,
+    "mistral3": _llama,
+    "olmo2": _olmo2,
+    "phi2": _phi2,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "starcoder2": _starcoder2,
+}
+"""By ``general.architecture``; tests/executors/tiny_models.py has a variant of each."""
+
+
+def _transformer(read: Hyperparameters, norm: Literal["rms", "layer"] = "rms") -> ModelSpec:
+    """What all architectures describe alike; without rotation and windows."""
     hidden_size, num_heads = read.integer("embedding_length"), read.integer("attention.head_count")
     num_kv_heads = read.integer("attention.head_count_kv", num_heads)
     head_dim = read.integer("attention.key_length", max(hidden_size // num_heads, 1))
-    rope_dim = read.integer("rope.dimension_count", head_dim)
     if num_heads % num_kv_heads:
         raise read.fault(f"{num_heads} attention heads cannot be shared out among {num_kv_heads} key/value heads")
-    if rope_dim % 2 or rope_dim > head_dim:
-        raise read.fault(f"llama.rope.dimension_count is {rope_dim}; it must be even and at most {head_dim}")
     read.neutral("attention.value_length", head_dim)
-    read.neutral("rope.scaling.type", "none")
-    read.neutral("rope.scaling.factor", 1.0, 0.0)
-    read.neutral("rope.scaling.finetuned", False)
-    read.neutral("rope.scale_linear", 1.0)
-    read.neutral("attention.sliding_window", 0)
     read.neutral("attention.causal", True)
     read.neutral("expert_count", 0)
     read.neutral("expert_used_count", 0)
     read.neutral("tensor_data_layout", "Meta AI original pth")
-    # convert_hf_to_gguf.py permutes the rows of q and k (LlamaModel.permute), so that partners are neighbours
-    rope = RopeSpec(theta=read.number("rope.freq_base", 10000.0), dim=rope_dim, pairing="interleaved")
     return ModelSpec(
-        architecture="llama",
-        name=str(file.metadata.get("general.name", file.path.stem)),
-        vocab_size=read.integer("vocab_size", _vocab_size(file)),
-        layers=(LayerSpec(rope),) * read.layer_count(),
+        architecture=read.architecture,
+        name=read.model_name,
+        vocab_size=read.integer("vocab_size", _vocab_size(read)),
+        context_length=read.integer("context_length"),
+        layers=(LayerSpec(rope=None),) * read.layer_count(),
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=read.integer("feed_forward_length"),
-        context_length=read.integer("context_length"),
         attention_scale=head_dim**-0.5,
-        norm_eps=read.number("attention.layer_norm_rms_epsilon"),
-        tied_embeddings="output.weight" not in file.tensors,
+        norm=norm,
+        norm_eps=read.number("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"),
+        tied_embeddings="output.weight" not in read.tensors,
     )
 
 
-_ARCHITECTURES: dict[str, Callable[[_Hyperparameters, GGUFFile], ModelSpec]] = {"llama": _llama}
-
-
-def _vocab_size(file: GGUFFile) -> int:
-    embedding = file.tensors.get("token_embd.weight")
+def _vocab_size(read: Hyperparameters) -> int:
+    embedding = read.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ModelFileError(f"{file.path}: the tensor token_embd.weight is missing")
+        raise read.fault("the tensor token_embd.weight is missing")
     return embedding.shape[0]
+
+
+def _biases_found(read: Hyperparameters) -> frozenset[str]:
+    """Where biases are a choice of each model, those of the first layer."""
+    fused = _QKV if "blk.0.attn_qkv.bias" in read.tensors else frozenset[str]()
+    return fused | {name for name in _GATED if f"blk.0.{name}.bias" in read.tensors}
 
 
 def _check_vocabulary(file: GGUFFile, spec: ModelSpec) -> None:
@@ -138,26 +231,3 @@ def _check_vocabulary(file: GGUFFile, spec: ModelSpec) -> None:
         raise ModelFileError(
             f"{file.path}: the tokenizer has {len(tokens)} tokens, but the model a vocabulary of {spec.vocab_size}"
         )
-
-
-def _check_tensors(path: Path, tensors: Mapping[str, Tensor], spec: ModelSpec) -> None:
-    """Every tensor the architecture has is there in the right shape, and no other.
-
-    It stops at the first that is missing, so a layer count of billions ends as soon as any other.
-    """
-    unused = dict(tensors)
-    for name, shape in tensor_shapes(spec):
-        tensor = unused.pop(name, None)
-        if tensor is None:
-            raise ModelFileError(f"{path}: the tensor {name} is missing")
-        if tensor.shape != shape:
-            raise ModelFileError(f"{path}: the tensor {name} has shape {tensor.shape}; {shape} is needed")
-    for name in unused:
-        raise ModelFileError(
-            f"{path}: the tensor {name} is not supported: the model uses a feature this version does not have"
-        )
-
-
-def _shown(value: MetadataValue) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

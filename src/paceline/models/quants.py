@@ -21,6 +21,12 @@ class QuantType(IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    IQ4_NL = 20
     BF16 = 30
 
     @property
@@ -46,12 +52,17 @@ _BLOCKS = {
     QuantType.Q5_0: BlockSize(32, 2 + 4 + 16),
     QuantType.Q5_1: BlockSize(32, 2 + 2 + 4 + 16),
     QuantType.Q8_0: BlockSize(32, 2 + 32),
+    QuantType.Q2_K: BlockSize(256, 16 + 64 + 2 + 2),
+    QuantType.Q3_K: BlockSize(256, 32 + 64 + 12 + 2),
+    QuantType.Q4_K: BlockSize(256, 2 + 2 + 12 + 128),
+    QuantType.Q5_K: BlockSize(256, 2 + 2 + 12 + 32 + 128),
+    QuantType.Q6_K: BlockSize(256, 128 + 64 + 16 + 2),
+    QuantType.IQ4_NL: BlockSize(32, 2 + 16),
 }
 
 UNREADABLE_TYPES = {
-    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 """Names of the other types in ``enum ggml_type``, so that an error can say what the file holds."""
 
@@ -95,21 +106,58 @@ def _q8_0(blocks: UInt8) -> Float32:
 
 
 def _q4_0(blocks: UInt8) -> Float32:
-    return _scale(blocks) * (_nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)).astype(np.float32)
+    return _scale(blocks) * (_fields(blocks[:, 2:], 16, 4).astype(np.int8) - np.int8(8)).astype(np.float32)
 
 
 def _q4_1(blocks: UInt8) -> Float32:
-    return _scale(blocks) * _nibbles(blocks[:, 4:]).astype(np.float32) + _scale(blocks[:, 2:])
+    return _scale(blocks) * _fields(blocks[:, 4:], 16, 4).astype(np.float32) + _scale(blocks[:, 2:])
 
 
 def _q5_0(blocks: UInt8) -> Float32:
-    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    codes = _fields(blocks[:, 6:], 16, 4) | _fifth_bits(blocks[:, 2:6])
     return _scale(blocks) * (codes.astype(np.int8) - np.int8(16)).astype(np.float32)
 
 
 def _q5_1(blocks: UInt8) -> Float32:
-    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    codes = _fields(blocks[:, 8:], 16, 4) | _fifth_bits(blocks[:, 4:8])
     return _scale(blocks) * codes.astype(np.float32) + _scale(blocks[:, 2:])
+
+
+def _q2_k(blocks: UInt8) -> Float32:
+    factors, codes = blocks[:, :16], _fields(blocks[:, 16:80], 32, 2)
+    return _by_run(codes, _scale(blocks[:, 80:]) * (factors & 15), _scale(blocks[:, 82:]) * (factors >> 4))
+
+
+def _q3_k(blocks: UInt8) -> Float32:
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << np.uint8(2)
+    factors = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << np.uint8(4)
+    signed = factors.astype(np.int8) - np.int8(32)
+    return _by_run(codes.astype(np.int8) - np.int8(4), _scale(blocks[:, 108:]) * signed)
+
+
+def _q4_k(blocks: UInt8) -> Float32:
+    factors, minima = _factors_and_minima(blocks[:, 4:16])
+    return _by_run(_fields(blocks[:, 16:], 32, 4), _scale(blocks) * factors, _scale(blocks[:, 2:]) * minima)
+
+
+def _q5_k(blocks: UInt8) -> Float32:
+    factors, minima = _factors_and_minima(blocks[:, 4:16])
+    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << np.uint8(4)
+    return _by_run(codes, _scale(blocks) * factors, _scale(blocks[:, 2:]) * minima)
+
+
+def _q6_k(blocks: UInt8) -> Float32:
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << np.uint8(4)
+    return _by_run(codes.astype(np.int8) - np.int8(32), _scale(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))
+
+
+def _iq4_nl(blocks: UInt8) -> Float32:
+    return _scale(blocks) * _IQ4_NL_VALUES[_fields(blocks[:, 2:], 16, 4)]
+
+
+_IQ4_NL_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)  # ggml/src/ggml-common.h: kvalues_iq4nl
 
 
 def _scale(blocks: UInt8) -> Float32:
@@ -117,14 +165,37 @@ def _scale(blocks: UInt8) -> Float32:
     return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: UInt8) -> UInt8:
-    """16 bytes to 32 codes: the low halves are elements 0-15, the high halves 16-31."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+def _fields(packed: UInt8, stretch: int, bits: int) -> UInt8:
+    """Codes of ``bits`` bits, in the elements' order.
+
+    A stretch of bytes holds elements that follow one another in its lowest fields, those after them in the next higher
+    fields, and so on.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = packed.reshape(len(packed), -1, 1, stretch) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(packed), -1)
 
 
 def _fifth_bits(packed: UInt8) -> UInt8:
     """4 bytes to 32 values, 0 or 16: bit i belongs to element i."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _factors_and_minima(packed: UInt8) -> tuple[UInt8, UInt8]:
+    """Eight factors and eight minima of 6 bits from 12 bytes (ggml-quants.c: get_scale_min_k4)."""
+    factors, minima, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    return (
+        np.hstack([factors & 63, rest & 15 | factors >> 6 << 4]),
+        np.hstack([minima & 63, rest >> 4 | minima >> 6 << 4]),
+    )
+
+
+def _by_run(codes: UInt8 | NDArray[np.int8], scales: Float32, minima: Float32 | None = None) -> Float32:
+    """A K-quant's values: each of its runs of 16 or 32 codes has a scale and, where given, a minimum to subtract."""
+    values = scales[:, :, None] * codes.astype(np.float32).reshape(*scales.shape, -1)
+    if minima is not None:
+        values -= minima[:, :, None]
+    return values
 
 
 _DECODERS: dict[QuantType, Callable[[UInt8], Float32]] = {
@@ -136,4 +207,10 @@ _DECODERS: dict[QuantType, Callable[[UInt8], Float32]] = {
     QuantType.Q5_0: _q5_0,
     QuantType.Q5_1: _q5_1,
     QuantType.Q8_0: _q8_0,
+    QuantType.Q2_K: _q2_k,
+    QuantType.Q3_K: _q3_k,
+    QuantType.Q4_K: _q4_k,
+    QuantType.Q5_K: _q5_k,
+    QuantType.Q6_K: _q6_k,
+    QuantType.IQ4_NL: _iq4_nl,
 }

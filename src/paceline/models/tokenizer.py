@@ -1,24 +1,23 @@
 """Text to token ids and back, through the ``tokenizers`` library."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import tokenizers
-from tokenizers import AddedToken, Regex
+from tokenizers import AddedToken
 from tokenizers.models import BPE
-from tokenizers.normalizers import NFC, Normalizer
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from paceline.errors import ModelFileError
 from paceline.models.gguf import MetadataValue
+from paceline.models.pretokenizers import Splitting, splitting
+from paceline.models.sentencepiece import sentencepiece_bpe, sentencepiece_splitting
 from paceline.models.vocabulary import Vocabulary, read_vocabulary
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer; safe to use from several threads.
+    """A BPE tokenizer, of bytes or of SentencePiece's kind; safe to use from several threads.
 
-    Bytes that the vocabulary has no token for are dropped, as transformers and llama.cpp drop them too: SmolLM2 has no
-    token for some bytes that only rare characters contain.
+    Bytes that a byte-level vocabulary has no token for are dropped, as transformers and llama.cpp drop them too:
+    SmolLM2 has no token for some bytes that only rare characters contain.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -26,16 +25,19 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.special_tokens: Mapping[str, int] = vocabulary.special_tokens
         """Ids of the control tokens by their text."""
-        splitting = _splitting(vocabulary.pre)
-        self._add_bos = splitting.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
-        model = _bpe(vocabulary, splitting)
-        self._parsing = _pipeline(vocabulary, splitting, model)
-        self._plain = _pipeline(vocabulary, splitting, model)
+        if vocabulary.kind == "llama":
+            split, model = sentencepiece_splitting(vocabulary), sentencepiece_bpe(vocabulary)
+        else:
+            split = splitting(vocabulary.pre)
+            model = _byte_level_bpe(vocabulary, split)
+        self._add_bos = split.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
+        self._parsing = _pipeline(vocabulary, split, model)
+        self._plain = _pipeline(vocabulary, split, model)
         self._plain.encode_special_tokens = True
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, MetadataValue]) -> "Tokenizer":
-        """Raises ModelFileError: the metadata holds no byte-level BPE tokenizer of a known kind, or a damaged one."""
+        """Raises ModelFileError: the metadata holds no tokenizer of a known kind, or a damaged one."""
         return cls(read_vocabulary(metadata))
 
     @property
@@ -51,13 +53,14 @@ class Tokenizer:
         """Every token that ends a turn."""
         return self.vocabulary.eos_ids
 
-    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = True, add_special: bool = True) -> list[int]:
         """Token ids of a text; the GIL is released meanwhile.
 
         Args:
             text: lone surrogates, which JSON can spell but UTF-8 cannot, count as U+FFFD.
             parse_special: control tokens spelled out in the text become those tokens; otherwise they are plain text.
-            add_bos: put the BOS token in front if the model wants one (``tokenizer.ggml.add_bos_token``).
+            add_special: put BOS in front and EOS at the end if the model wants them (``tokenizer.ggml.add_bos_token``,
+                ``add_eos_token``). A text that spells BOS itself has it twice then, as in transformers and llama.cpp.
         """
         try:
             text.encode()
@@ -66,89 +69,43 @@ class Tokenizer:
         pipeline = self._parsing if parse_special else self._plain
         # encode() would hold the GIL, for a second per megabyte
         ids: list[int] = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if add_bos and self._add_bos and self.bos_id is not None:
+        if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
+        if add_special and self.vocabulary.add_eos and self.vocabulary.eos_id is not None:
+            ids.append(self.vocabulary.eos_id)
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of the tokens; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """A whole text's tokens as text, without the space that SentencePiece puts in front.
+
+        Bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing.
+        """
         piece = self.vocabulary.token_bytes if skip_special else self.vocabulary.token_text_bytes
-        return b"".join(map(piece, ids)).decode("utf-8", "replace")
+        text = b"".join(map(piece, ids)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.vocabulary.add_space_prefix else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to the output: none for control tokens and for ids outside the vocabulary."""
+        """The bytes a token adds to the text before it: none for control tokens and for ids outside the vocabulary."""
         return self.vocabulary.token_bytes(token_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Splitting:
-    """What happens to text before BPE, and the two choices that llama.cpp ties to it (llama-vocab.cpp)."""
-
-    pre_tokenizer: PreTokenizer
-    normalizer: Normalizer | None = None
-    ignore_merges: bool = False
-    """A word that is a token is taken whole, without looking for merges."""
-    add_bos: bool = False
-
-
-def _digits_apart() -> _Splitting:
-    return _Splitting(Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]))
-
-
-def _gpt2() -> _Splitting:
-    return _Splitting(ByteLevel(add_prefix_space=False, use_regex=True))
-
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""The regular expression of Llama 3's and Qwen 2's tokenizer.json; they differ in how many digits make a word."""
-
-
-def _by_regex(digits: str) -> PreTokenizer:
-    split = Split(Regex(_WORDS.format(digits=digits)), "isolated", invert=False)
-    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _llama3() -> _Splitting:
-    return _Splitting(_by_regex(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-
-
-def _qwen2() -> _Splitting:
-    return _Splitting(_by_regex(r"\p{N}"), normalizer=NFC())
-
-
-_SPLITTINGS = {
-    "gpt-2": _gpt2,
-    "llama-bpe": _llama3,
-    "qwen2": _qwen2,
-    "smollm": _digits_apart,
-    "starcoder": _digits_apart,
-}
-"""By ``tokenizer.ggml.pre``."""
-
-
-def _splitting(pre: str) -> _Splitting:
-    if pre not in _SPLITTINGS:
-        known = ", ".join(sorted(_SPLITTINGS))
-        raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}, which is not supported; supported: {known}")
-    return _SPLITTINGS[pre]()
-
-
-def _bpe(vocabulary: Vocabulary, splitting: _Splitting) -> BPE:
+def _byte_level_bpe(vocabulary: Vocabulary, split: Splitting) -> BPE:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     try:
-        return BPE(ids, vocabulary.merges, ignore_merges=splitting.ignore_merges)
+        return BPE(ids, vocabulary.merges, ignore_merges=split.ignore_merges)
     except Exception as error:  # the library has no class of its own for "token out of vocabulary"
         raise ModelFileError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
 
 
-def _pipeline(vocabulary: Vocabulary, splitting: _Splitting, model: BPE) -> tokenizers.Tokenizer:
+def _pipeline(vocabulary: Vocabulary, split: Splitting, model: BPE) -> tokenizers.Tokenizer:
     pipeline = tokenizers.Tokenizer(model)  # shares the model, whose tables are the memory
-    pipeline.pre_tokenizer = splitting.pre_tokenizer
-    if splitting.normalizer is not None:
-        pipeline.normalizer = splitting.normalizer
+    if split.pre_tokenizer is not None:
+        pipeline.pre_tokenizer = split.pre_tokenizer
+    if split.normalizer is not None:
+        pipeline.normalizer = split.normalizer
     pipeline.add_special_tokens([AddedToken(text, normalized=False) for text in vocabulary.special_tokens])
-    pipeline.add_tokens([AddedToken(text, normalized=False) for text in vocabulary.user_defined])
+    # SentencePiece looks for them in the normalized text, where a literal U+2581 is a space (Gemma: runs of spaces).
+    # With a space in front of every stretch of text that cannot be had: the tokens would get one, too.
+    normalized = vocabulary.kind == "llama" and not vocabulary.add_space_prefix
+    pipeline.add_tokens([AddedToken(text, normalized=normalized) for text in vocabulary.user_defined])
     return pipeline

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError
 from paceline.models.gguf import MetadataValue
@@ -30,16 +33,29 @@ TURN_ENDS = frozenset(
 """Control tokens that end a turn whatever the metadata says, as in llama.cpp (``special_eog_ids``): a chat model's
 ``eos_token_id`` often names only one of the two that it uses."""
 
+_TURN_TOKENS = TURN_ENDS - {"</s>"}
+"""Control tokens even where a file's converter took them for text, as in llama.cpp. In Gemma ``</s>`` is HTML."""
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+
+
+VocabularyKind = Literal["gpt2", "llama"]
+"""``tokenizer.ggml.model``: byte-level BPE, or SentencePiece BPE."""
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a byte-level BPE model, their types and the ids with a meaning."""
+    """The tokens of a BPE model, their types and the ids with a meaning."""
 
+    kind: VocabularyKind
     pre: str
-    """Name of the pre-tokenizer, such as ``smollm``."""
+    """Name of the pre-tokenizer, such as ``smollm``; SentencePiece has none."""
     tokens: list[str]
     types: list[int]
     merges: list[tuple[str, str]] = field(repr=False)
+    """In the order of their ranks; empty for SentencePiece, which has scores."""
+    scores: NDArray[np.float32] | None = field(repr=False)
+    """f32[V] for SentencePiece: of several possible merges, the one into the token of the highest score is next."""
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
@@ -48,6 +64,10 @@ class Vocabulary:
     """Every token that ends a turn."""
     add_bos: bool | None
     """Whether a prompt starts with BOS; None where the file does not say."""
+    add_eos: bool
+    """Whether a prompt ends with EOS."""
+    add_space_prefix: bool
+    """Whether SentencePiece reads a text as if a space stood before it."""
     special_tokens: Mapping[str, int]
     """Ids of the control tokens by their text."""
     user_defined: list[str]
@@ -57,7 +77,9 @@ class Vocabulary:
         """The bytes a token stands for: none for control and unused tokens and for ids outside the vocabulary."""
         kind = self.types[token_id] if 0 <= token_id < len(self.tokens) else TokenType.UNUSED
         if kind == TokenType.NORMAL:
-            return _byte_level_bytes(self.tokens[token_id])
+            return _SPELLINGS[self.kind](self.tokens[token_id])
+        if kind == TokenType.BYTE:
+            return bytes.fromhex(self.tokens[token_id][3:5])
         return self.tokens[token_id].encode() if kind == TokenType.USER_DEFINED else b""
 
     def token_text_bytes(self, token_id: int) -> bytes:
@@ -69,34 +91,64 @@ class Vocabulary:
 
 _SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})  # llama.cpp treats both as special
 
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {"gpt2": {}, "llama": {"bos": 1, "eos": 2, "unknown": 0}}
+"""Those of a file that names none (llama-vocab.cpp); there gpt2 means Falcon's, which would be wrong for any other."""
+
 
 def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
-    """Raises ModelFileError: the metadata has no ``gpt2`` tokenizer, or one that contradicts itself."""
+    """Raises ModelFileError: the metadata has no tokenizer of a known kind, or one that contradicts itself."""
+    kind = _kind(metadata)
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    types = _token_types(metadata, tokens)
+    special = {tokens[i]: i for i, type_ in enumerate(types) if type_ in _SPECIAL and tokens[i]}
+
+    def named(name: str) -> int | None:
+        return _token_id(metadata, name, len(tokens), _DEFAULT_IDS[kind].get(name))
+
+    ends = [named("eos"), named("eot"), named("eom")]
+    return Vocabulary(
+        kind=kind,
+        pre=_pre(metadata) if kind == "gpt2" else "",
+        tokens=tokens,
+        types=types,
+        merges=[_merge(line) for line in _strings(metadata, "tokenizer.ggml.merges")] if kind == "gpt2" else [],
+        scores=_scores(metadata, len(tokens)) if kind == "llama" else None,
+        bos_id=named("bos"),
+        eos_id=ends[0],
+        unk_id=named("unknown"),
+        pad_id=named("padding"),
+        eos_ids=frozenset(i for i in ends if i is not None) | {i for text, i in special.items() if text in TURN_ENDS},
+        add_bos=_flag(metadata, "add_bos_token", None),
+        add_eos=bool(_flag(metadata, "add_eos_token", False)),
+        add_space_prefix=kind == "llama" and bool(_flag(metadata, "add_space_prefix", True)),
+        special_tokens=special,
+        user_defined=[tokens[i] for i, type_ in enumerate(types) if type_ == TokenType.USER_DEFINED and tokens[i]],
+    )
+
+
+def _kind(metadata: Mapping[str, MetadataValue]) -> VocabularyKind:
     model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise ModelFileError(f"tokenizer.ggml.model is {model!r}; only 'gpt2' (byte-level BPE) is supported")
+    if model == "gpt2":
+        return "gpt2"
+    if model == "llama":
+        return "llama"
+    raise ModelFileError(
+        f"tokenizer.ggml.model is {model!r}; supported: 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
+    )
+
+
+def _pre(metadata: Mapping[str, MetadataValue]) -> str:
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str):
         raise ModelFileError("the metadata has no tokenizer.ggml.pre, so it is unknown how text is split")
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    types = _token_types(metadata, len(tokens))
-    special = {tokens[i]: i for i, kind in enumerate(types) if kind in _SPECIAL and tokens[i]}
-    ends = [_token_id(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")]
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
-    return Vocabulary(
-        pre=pre,
-        tokens=tokens,
-        types=types,
-        merges=[_merge(line) for line in _strings(metadata, "tokenizer.ggml.merges")],
-        bos_id=_token_id(metadata, "tokenizer.ggml.bos_token_id", len(tokens)),
-        eos_id=ends[0],
-        unk_id=_token_id(metadata, "tokenizer.ggml.unknown_token_id", len(tokens)),
-        pad_id=_token_id(metadata, "tokenizer.ggml.padding_token_id", len(tokens)),
-        eos_ids=frozenset(i for i in ends if i is not None) | {i for text, i in special.items() if text in TURN_ENDS},
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
-        special_tokens=special,
-        user_defined=[tokens[i] for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED and tokens[i]],
-    )
+    return pre
+
+
+def _flag(metadata: Mapping[str, MetadataValue], name: str, default: bool | None) -> bool | None:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if value is not default and not isinstance(value, bool):
+        raise ModelFileError(f"tokenizer.ggml.{name} is {value!r}; it must be true or false")
+    return value
 
 
 def _strings(metadata: Mapping[str, MetadataValue], key: str) -> list[str]:
@@ -106,22 +158,34 @@ def _strings(metadata: Mapping[str, MetadataValue], key: str) -> list[str]:
     return value
 
 
-def _token_types(metadata: Mapping[str, MetadataValue], num_tokens: int) -> list[int]:
+def _token_types(metadata: Mapping[str, MetadataValue], tokens: list[str]) -> list[int]:
     key = "tokenizer.ggml.token_type"
     value = metadata.get(key)
-    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer) or len(value) != num_tokens:
-        raise ModelFileError(f"{key} is missing or not an integer for each of the {num_tokens} tokens")
+    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer) or len(value) != len(tokens):
+        raise ModelFileError(f"{key} is missing or not an integer for each of the {len(tokens)} tokens")
     unknown = np.setdiff1d(value, list(TokenType))
     if unknown.size:
         raise ModelFileError(f"{key} holds {unknown[0]}; token types are 1 to {max(TokenType)}")
     types: list[int] = value.tolist()
-    return types
+    for token, type_ in zip(tokens, types, strict=True):
+        if type_ == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(token):
+            raise ModelFileError(f"{key} calls {token!r} a byte; bytes are written <0x00> to <0xFF>")
+    return [TokenType.CONTROL if token in _TURN_TOKENS else type_ for token, type_ in zip(tokens, types, strict=True)]
 
 
-def _token_id(metadata: Mapping[str, MetadataValue], key: str, num_tokens: int) -> int | None:
+def _scores(metadata: Mapping[str, MetadataValue], num_tokens: int) -> NDArray[np.float32]:
+    key = "tokenizer.ggml.scores"
+    value = metadata.get(key)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or len(value) != num_tokens:
+        raise ModelFileError(f"{key} is missing or not a number for each of the {num_tokens} tokens")
+    return value.astype(np.float32)
+
+
+def _token_id(metadata: Mapping[str, MetadataValue], name: str, num_tokens: int, default: int | None) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
     value = metadata.get(key)
     if value is None:
-        return None
+        return default if default is None or default < num_tokens else None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens:
         raise ModelFileError(f"{key} is {value!r}; the vocabulary has the ids 0 to {num_tokens - 1}")
     return value
@@ -152,3 +216,17 @@ def _byte_level_bytes(token: str) -> bytes:
         return token.translate(_BYTE_ALPHABET).encode("latin-1")
     except UnicodeEncodeError:  # a token in plain text, such as an added one without a type of its own
         return token.encode()
+
+
+SPACE = "\u2581"
+"""SentencePiece's stand-in for a space."""
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    return token.replace(SPACE, " ").encode()
+
+
+_SPELLINGS: Mapping[VocabularyKind, Callable[[str], bytes]] = {
+    "gpt2": _byte_level_bytes,
+    "llama": _sentencepiece_bytes,
+}

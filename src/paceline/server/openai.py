@@ -43,7 +43,8 @@ def openai_routes(service: Service) -> APIRouter:
         extra_fields.check(request)
         name = service.served_name(request.model)
         params = request.to_sampling_params(service.default_sampling)
-        prompt = await service.encode_chat([message.for_template() for message in request.messages])
+        messages = [message.for_template() for message in request.messages]
+        prompt = await service.encode_chat(messages, request.chat_template_kwargs or {})
         return await _answer(service, http, request, params, ChatChoice, name, [prompt], arrived)
 
     @routes.get("/v1/models")

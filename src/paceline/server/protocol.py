@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 
 from paceline.engine.request import MAX_LOGPROBS, SamplingParams
 from paceline.errors import InputError
-from paceline.models.chat import joined_text_parts
+from paceline.models.conversation import joined_text_parts
 from paceline.server.body import as_json
 
 logger = logging.getLogger("paceline.server")
@@ -28,7 +28,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "continuous_usage_stats": (False,),
     "documents": ([],),
@@ -218,6 +217,8 @@ class ChatRequest(GenerationRequest):
     """OpenAI's newer name for ``max_tokens``; it wins where both are given."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as ``enable_thinking`` (vLLM's name)."""
 
     def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:

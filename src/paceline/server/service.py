@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.engine.door import room_for_output
 from paceline.errors import InputError
-from paceline.models.chat import Message, no_template_error, with_default_system
+from paceline.models.chat import no_template_error
+from paceline.models.control_tokens import strings
+from paceline.models.conversation import Message, with_default_system
 from paceline.models.vocabulary import Vocabulary
 from paceline.server.dispatch import Dispatcher
 from paceline.server.errors import ApiError
@@ -80,11 +82,12 @@ class Service:
 
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, encode_all)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation up to where the answer begins.
 
         Raises:
-            InputError: the model has no chat template, or the template refuses the conversation, or it is far too long.
+            InputError: the model has no chat template, or the template refuses the conversation or its variables, or
+                they are far too long.
         """
         template = self.model.chat_template
         if template is None:
@@ -98,7 +101,12 @@ class Service:
                 code="context_length_exceeded",
             )
         self._check_size("messages", sum(len(message["content"].encode()) for message in conversation))
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, template.encode, conversation)
+        self._check_size("chat_template_kwargs", sum(len(text.encode()) for text in strings(chat_template_kwargs)))
+
+        def encode() -> list[int]:
+            return template.encode(conversation, chat_template_kwargs=chat_template_kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_threads, encode)
 
     def _check_size(self, param: str, size: int) -> None:
         """Refuse a text of ``size`` bytes that is not worth tokenizing: that takes a second per megabyte.

@@ -1,0 +1,259 @@
+// The forward pass: what all members of the pool compute together, layer by layer.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "model.hpp"
+
+namespace paceline {
+
+namespace {
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+void Model::run(const Batch& batch, const std::function<void(int member, int row, float* logits)>& consume) {
+  const std::vector<Tile> tiles = attention_tiles(batch);
+  const int tokens = batch.tokens();
+  const std::lock_guard<std::mutex> lock(turn_);
+  pool_.run([&](int member) {
+    copy_blocks(batch);
+    embed(batch);
+    for (const Layer& layer : layers_) {
+      normalize(layer.attention_norm, tokens, member);
+      project_qkv(layer, tokens, member);
+      rotate_and_store(batch, layer, tiles);
+      attend(batch, layer, tiles, member);
+      add_to_stream(layer.attention_output, attended_, layer.post_attention_norm, tokens, member);
+      if (!config_.parallel_residual) normalize(layer.feed_forward_norm, tokens, member);
+      feed_forward(layer, tokens, member);
+      add_to_stream(layer.down, activated_, layer.post_feed_forward_norm, tokens, member);
+    }
+    const int width = head().panels() * kPanel;
+    for (int first = 0; first < batch.rows(); first += kLogitsChunk) {
+      const int rows = std::min(kLogitsChunk, batch.rows() - first);
+      pool_.for_each(rows, [&](int i) {
+        const float* x = x_ + static_cast<size_t>(batch.logits_rows[first + i]) * config_.hidden;
+        apply(final_norm_, x, config_.hidden, scratch_[member].normed);
+        kernels_.store_row(scratch_[member].normed, config_.hidden, head_in_, i, 0);
+      });
+      project(head(), head_.bias, head_in_, rows, logits_, width, false, member);
+      pool_.for_each(rows, [&](int i) {
+        float* logits = logits_ + static_cast<size_t>(i) * width;
+        finish_logits(logits, width);
+        consume(member, first + i, logits);
+      });
+    }
+  });
+}
+
+void Model::copy_blocks(const Batch& batch) {
+  if (batch.block_copies.empty()) return;
+  pool_.for_each(1, [&](int) {  // in order: a copy's source may be the target of the one before
+    for (size_t c = 0; c < batch.block_copies.size; c += 2)
+      std::memmove(kv_memory_.data() + bytes_per_block() * batch.block_copies[c + 1],
+                   kv_memory_.data() + bytes_per_block() * batch.block_copies[c], bytes_per_block());
+  });
+}
+
+// Starts the residual stream, and works out the step's rotations.
+void Model::embed(const Batch& batch) {
+  const int hidden = config_.hidden;
+  const float scale = static_cast<float>(config_.embedding_scale);
+  pool_.for_each(batch.tokens(), [&](int t) {
+    float* x = x_ + static_cast<size_t>(t) * hidden;
+    const int position = batch.positions[t];
+    kernels_.unpack_row(embedding_.weight, batch.token_ids[t], x);
+    for (int i = 0; i < hidden; ++i) x[i] *= scale;
+    if (!positions_.empty()) kernels_.add_scaled(&positions_[static_cast<size_t>(position) * hidden], 1.0f, hidden, x);
+    for (const Rope& rope : ropes_) {
+      for (int i = 0; i < rope.half(); ++i) {
+        const double angle = position * rope.config.frequencies[i];
+        rope.cos[t * rope.half() + i] = static_cast<float>(std::cos(angle) * rope.config.magnitude);
+        rope.sin[t * rope.half() + i] = static_cast<float>(std::sin(angle) * rope.config.magnitude);
+      }
+    }
+  });
+}
+
+void Model::apply(const Norm& norm, const float* x, int n, float* out) const {
+  kernels_.norm(x, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(),
+                static_cast<float>(config_.norm_eps), n, out);
+}
+
+// The residual stream as the next linear layers read it.
+void Model::normalize(const Norm& norm, int tokens, int member) {
+  float* normed = scratch_[member].normed;
+  pool_.for_each(tokens, [&](int t) {
+    const float* x = x_ + static_cast<size_t>(t) * config_.hidden;
+    if (norm) apply(norm, x, config_.hidden, normed);
+    kernels_.store_row(norm ? normed : x, config_.hidden, normed_, t, 0);
+  });
+}
+
+// A unit of a linear layer is an even number of panels: enough units that members even out, few enough that taking one
+// costs nothing.
+int Model::panels_per_unit(const Matrix& w) const {
+  return std::max(2, w.panels() / (pool_.size() * 8) / 2 * 2);
+}
+
+void Model::linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, int unit, float* out,
+                        ptrdiff_t stride, bool accumulate, int member) {
+  const int step = panels_per_unit(w);
+  const int begin = unit * step, end = std::min(begin + step, w.panels());
+  linear_panels(w, bias, in, 0, rows, begin, end, out + static_cast<ptrdiff_t>(begin) * kPanel, stride, accumulate,
+                member);
+}
+
+void Model::project(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, float* out,
+                    ptrdiff_t stride, bool accumulate, int member) {
+  pool_.for_each(ceil_div(w.panels(), panels_per_unit(w)),
+                 [&](int unit) { linear_unit(w, bias, in, rows, unit, out, stride, accumulate, member); });
+}
+
+// Rows first .. first + rows of w . in + bias, for some panels; `out` is where the first of both goes.
+void Model::linear_panels(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows,
+                          int begin, int end, float* out, ptrdiff_t stride, bool accumulate, int member) {
+  for (int row = 0; row < rows; row += kRowBlock) {
+    const int count = std::min(kRowBlock, rows - row);
+    float* to = out + row * stride;
+    kernels_.linear(w, in, first + row, count, begin, end, to, stride, accumulate, scratch_[member].linear);
+    if (bias.empty()) continue;
+    for (int r = 0; r < count; ++r)
+      kernels_.add_scaled(&bias[static_cast<size_t>(begin) * kPanel], 1.0f, (end - begin) * kPanel, to + r * stride);
+  }
+}
+
+void Model::project_qkv(const Layer& layer, int tokens, int member) {
+  const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
+  int units[3];
+  for (int i = 0; i < 3; ++i) units[i] = ceil_div(parts[i]->weight.panels(), panels_per_unit(parts[i]->weight));
+  pool_.for_each(units[0] + units[1] + units[2], [&](int unit) {
+    float* out = qkv_;
+    int part = 0;
+    for (; unit >= units[part]; ++part) {
+      unit -= units[part];
+      out += parts[part]->weight.n;
+    }
+    linear_unit(parts[part]->weight, parts[part]->bias, normed_, tokens, unit, out, qkv_width(), false, member);
+  });
+}
+
+// QK-norm is over one head or over all, as its weight is wide.
+void Model::normalize_heads(const Norm& norm, int size, float* x) const {
+  const int width = static_cast<int>(norm.weight.size());
+  for (int at = 0; norm && at < size; at += width) apply(norm, x + at, width, x + at);
+}
+
+void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles) {
+  const int head_dim = config_.head_dim;
+  const Rope* rope = layer.config.rope < 0 ? nullptr : &ropes_[layer.config.rope];
+  pool_.for_each(static_cast<int>(tiles.size()), [&](int unit) {
+    const Tile& tile = tiles[unit];
+    for (int t = tile.first_token; t < tile.first_token + tile.rows; ++t) {
+      const int position = batch.positions[t];
+      float* q = qkv_ + static_cast<size_t>(t) * qkv_width();
+      float* k = q + config_.query_size();
+      const float* v = k + config_.kv_size();
+      normalize_heads(layer.query_norm, config_.query_size(), q);
+      normalize_heads(layer.key_norm, config_.kv_size(), k);
+      if (rope) {
+        const float *cos = rope->cos + t * rope->half(), *sin = rope->sin + t * rope->half();
+        kernels_.rope(q, config_.heads, head_dim, 2 * rope->half(), cos, sin);
+        kernels_.rope(k, config_.kv_heads, head_dim, 2 * rope->half(), cos, sin);
+      }
+      const int block = batch.block_table(tile.sequence)[position / kBlockTokens];
+      for (int h = 0; h < config_.kv_heads; ++h)
+        kernels_.store_kv(layer.kv, block, h, position % kBlockTokens, k + h * head_dim, v + h * head_dim);
+    }
+  });
+}
+
+std::vector<Model::Tile> Model::attention_tiles(const Batch& batch) const {
+  const int most = kTileQueries / (config_.heads / config_.kv_heads);
+  std::vector<Tile> tiles;
+  for (int s = 0; s < batch.sequences(); ++s)
+    for (int t = batch.query_start[s]; t < batch.query_start[s + 1]; t += most)
+      tiles.push_back({s, t, std::min(most, batch.query_start[s + 1] - t)});
+  return tiles;
+}
+
+void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member) {
+  const int width = group_width(), num_tiles = static_cast<int>(tiles.size());
+  float* out = scratch_[member].attention;
+  pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
+    // From the last tile back: the longest contexts first, so that members finish together.
+    const Tile& tile = tiles[num_tiles - 1 - unit % num_tiles];
+    const int kv_head = unit / num_tiles, column = kv_head * width;
+    const AttentionTile work{
+        .q = qkv_ + static_cast<size_t>(tile.first_token) * qkv_width() + column,
+        .q_stride = qkv_width(),
+        .rows = tile.rows,
+        .heads = config_.heads / config_.kv_heads,
+        .position = batch.positions[tile.first_token],
+        .window = layer.config.window ? layer.config.window : std::numeric_limits<int>::max(),
+        .block_table = batch.block_table(tile.sequence),
+        .kv_head = kv_head,
+        .scale = static_cast<float>(config_.attention_scale),
+        .softcap = static_cast<float>(config_.attention_softcap),
+    };
+    if (attention_) {
+      kernels_.attention(layer.kv, work, attention_ + static_cast<size_t>(tile.first_token) * config_.query_size() + column,
+                         config_.query_size());
+      return;
+    }
+    kernels_.attention(layer.kv, work, out, width);
+    for (int r = 0; r < tile.rows; ++r)
+      kernels_.store_row(out + r * width, width, attended_, tile.first_token + r, column);
+  });
+  if (!attention_) return;
+  pool_.for_each(batch.tokens(), [&](int t) {
+    kernels_.store_row(attention_ + static_cast<size_t>(t) * config_.query_size(), config_.query_size(), attended_, t, 0);
+  });
+}
+
+// A unit is 32 outputs of gate and the same of up: together one group of the activations that `down` reads.
+void Model::feed_forward(const Layer& layer, int tokens, int member) {
+  float *gate = scratch_[member].gate, *up = scratch_[member].up;
+  const bool gated = layer.gate.weight.data != nullptr;
+  const Linear& activated = gated ? layer.gate : layer.up;
+  pool_.for_each(config_.intermediate / kGroup, [&](int unit) {
+    for (int row = 0; row < tokens; row += kRowBlock) {
+      const int rows = std::min(kRowBlock, tokens - row), begin = 2 * unit;
+      linear_panels(activated.weight, activated.bias, normed_, row, rows, begin, begin + 2, gate, kGroup, false, member);
+      if (gated)
+        linear_panels(layer.up.weight, layer.up.bias, normed_, row, rows, begin, begin + 2, up, kGroup, false, member);
+      for (int r = 0; r < rows; ++r) {
+        float* values = gate + r * kGroup;
+        kernels_.activate(config_.activation, values, gated ? up + r * kGroup : nullptr, kGroup, values);
+        kernels_.store_row(values, kGroup, activated_, row + r, unit * kGroup);
+      }
+    }
+  });
+}
+
+void Model::add_to_stream(const Linear& linear, const Rows& in, const Norm& norm, int tokens, int member) {
+  const int hidden = config_.hidden;
+  const float scale = static_cast<float>(config_.residual_scale);
+  if (!norm && scale == 1.0f) {
+    project(linear.weight, linear.bias, in, tokens, x_, hidden, true, member);
+    return;
+  }
+  project(linear.weight, linear.bias, in, tokens, branch_, hidden, false, member);
+  pool_.for_each(tokens, [&](int t) {
+    float* branch = branch_ + static_cast<size_t>(t) * hidden;
+    if (norm) apply(norm, branch, hidden, branch);
+    kernels_.add_scaled(branch, scale, hidden, x_ + static_cast<size_t>(t) * hidden);
+  });
+}
+
+void Model::finish_logits(float* logits, int width) const {
+  const float scale = static_cast<float>(config_.logits_scale), cap = static_cast<float>(config_.logits_softcap);
+  if (scale != 1.0f)
+    for (int i = 0; i < width; ++i) logits[i] *= scale;
+  if (cap > 0.0f) kernels_.softcap(cap, width, logits);
+}
+
+}  // namespace paceline

@@ -1,0 +1,56 @@
+"""``paceline inspect`` on the real model, as users run it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline.cli.main", "inspect", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+
+
+def rows(output: str) -> dict[str, str]:
+    return dict(
+        re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines() if re.match(r"\S+.*\s{2,}\S", line)
+    )
+
+
+def test_it_says_what_the_model_is(smollm2_path: Path) -> None:
+    done = inspect("smollm2-135m", "--max-model-len", "2048", "--concurrency", "4")
+    assert done.returncode == 0, done.stderr
+    shown = rows(done.stdout)
+    assert shown["model"] == "smollm2-135m, instruct"
+    assert shown["file"] == str(smollm2_path)
+    assert shown["architecture"] == "llama, 134.5 M parameters"
+    assert shown["attention"] == "9 heads of 64 dimensions, 3 of keys and values"
+    assert shown["quantization"].startswith("Q4_1: 63.3 MiB (")
+    assert shown["context"] == "8192 tokens"
+    assert shown["RoPE"] == "base 100000, 64 dimensions, interleaved pairs, unscaled"
+    assert "'<|im_end|>' (2)" in shown["ends a turn"]
+    assert shown["memory, KV"] == "22.0 MiB per 1000 tokens (f16)"
+    assert re.fullmatch(r"\d+ requests of 2048 tokens in the .* that are free", shown["fits"])
+
+
+def test_render_shows_the_chat_template(smollm2_path: Path) -> None:
+    done = inspect("smollm2-135m", "--render")
+    assert "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>" in done.stdout
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_the_predicted_memory_is_what_it_takes(smollm2_path: Path, kv_dtype: str) -> None:
+    done = inspect("smollm2-135m", "--max-model-len", "1024", "--concurrency", "3", "--kv-dtype", kv_dtype, "--prove")
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = rows(done.stdout)
+    difference = float(re.search(r"([+-][\d.]+)%", shown["measured peak"])[1])  # type: ignore[index]
+    assert abs(difference) <= 5
+
+
+def test_more_than_the_models_context_is_refused(smollm2_path: Path) -> None:
+    done = inspect("smollm2-135m", "--max-model-len", "9000")
+    assert done.returncode == 2
+    assert "--max-model-len is 9000, but smollm2-135m was trained for 8192 tokens" in done.stderr
