@@ -10,7 +10,7 @@ def smollm2_path() -> Path:
     """The real SmolLM2-135M-Instruct GGUF file, pulled on first use."""
     from paceline.models import catalog
 
-    return catalog.resolve("smollm2-135m")
+    return catalog.pull("smollm2-135m")
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ class LLM:
         >>> llm.generate(["The sky is"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
 
     Args:
-        model: catalog name or path of a GGUF file.
+        model: catalog name, path of a GGUF file, ``hf:owner/repo[:file]`` or ``ollama:name[:tag]``.
         options: fields of EngineOptions, such as ``max_model_len`` or ``threads``.
 
     Raises:
@@ -75,7 +75,7 @@ class LLM:
 
         Args:
             prompts: a text, texts, token ids, or lists of token ids.
-            sampling_params: for all prompts, or one each; default SamplingParams().
+            sampling_params: for all prompts, or one each; by default what the model brings, else SamplingParams().
             use_tqdm: show a progress bar on stderr (vLLM's name for it).
 
         Raises:
@@ -99,7 +99,7 @@ class LLM:
         """Answer a conversation, or several.
 
         Args:
-            system: opens the conversations that have no system message.
+            system: opens the conversations that have no system message; by default what the model brings.
             chat_template_kwargs: variables of the chat template, such as ``enable_thinking``.
 
         Raises:
@@ -111,6 +111,8 @@ class LLM:
             raise no_template_error()
         several = bool(messages) and isinstance(messages[0], list | tuple)
         conversations: list[Any] = list(messages) if several else [messages]
+        if system is None:
+            system = self.model.source.system
         opened = [with_default_system(checked_messages(conversation), system) for conversation in conversations]
         texts = [template.render(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
         encoded = [template.encode(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
@@ -132,6 +134,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[GenerationResult]:
+        if sampling_params is None:
+            sampling_params = SamplingParams(**self.model.source.sampling)
         parameters = _one_each(sampling_params, len(encoded))
         with self._turn:
             news = self._news(encoded, parameters, use_tqdm)
@@ -170,8 +174,6 @@ def _token_ids(prompt: Any) -> list[int]:
 
 
 def _one_each(sampling_params: Any, count: int) -> Sequence[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
     if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):

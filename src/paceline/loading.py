@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from paceline.engine.engine import Engine, EngineConfig
-from paceline.errors import InputError
+from paceline.engine.request import SamplingParams
+from paceline.errors import InputError, ModelFileError
 from paceline.executors.footprint import Footprint, footprint
 from paceline.executors.native import KVDType, NativeExecutor
 from paceline.machine import free_memory, usable_cores
-from paceline.models import catalog
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
+from paceline.models.resolve import resolve
+from paceline.models.source import ModelSource
 from paceline.models.spec import ModelSpec, ModelWeights
 from paceline.models.tokenizer import Tokenizer
 
@@ -73,12 +75,18 @@ class EngineOptions:
 class OpenModel:
     """A model file that has been read, but takes no memory for weights yet."""
 
-    name: str
-    """Catalog name or file stem."""
-    path: Path
+    source: ModelSource
     weights: ModelWeights
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
 
     @property
     def spec(self) -> ModelSpec:
@@ -108,9 +116,7 @@ class OpenModel:
 class LoadedModel:
     """A model ready to run: whoever has it owns the executor's memory and threads until ``close``."""
 
-    name: str
-    """Catalog name or file stem."""
-    path: Path
+    source: ModelSource
     spec: ModelSpec
     weight_types: str
     """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
@@ -120,9 +126,15 @@ class LoadedModel:
     engine: Engine
     """Not started: step it, or start it on a thread of its own."""
 
+    @property
+    def name(self) -> str:
+        return self.source.name
+
     def describe(self) -> dict[str, str]:
         """What an operator wants to know, as (label, text) in reading order."""
-        kind = "base: no chat template" if self.chat_template is None else "instruct"
+        kind = "instruct" if self.chat_template is not None else "base: no chat template"
+        if self.chat_template is None and self.source.go_template is not None:
+            kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
         kv = self.executor.kv_geometry
         threads = self.executor.threads
         context = self.engine.config.max_model_len
@@ -148,21 +160,22 @@ def open_model(
     template_date: date | None = None,
     progress: PullProgress | None = None,
 ) -> OpenModel:
-    """Read a catalog name (pulled first if it is not here) or the path of a GGUF file.
+    """Read a MODEL as ``resolve`` takes it; what is not here is downloaded first.
 
     Raises:
         InputError: the name is unknown, or the chat template's file cannot be read.
         ModelFileError: the file is damaged or of a kind that cannot be run.
     """
-    path = catalog.resolve(model, progress)
-    with read_gguf(path) as file:
+    source = resolve(model, progress)
+    _check_sampling(source)
+    with read_gguf(source.path) as file:
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
         if chat_template is None:
             template = ChatTemplate.from_gguf(file.metadata, tokenizer, today=template_date)
         else:
             template = ChatTemplate.from_file(Path(chat_template), tokenizer, today=template_date)
-    return OpenModel(model if model in catalog.CATALOG else path.stem, path, weights, tokenizer, template)
+    return OpenModel(source, weights, tokenizer, template)
 
 
 def load_model(
@@ -205,8 +218,7 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
         threads=options.threads or usable_cores(),
     )
     return LoadedModel(
-        name=opened.name,
-        path=opened.path,
+        source=opened.source,
         spec=opened.spec,
         weight_types=opened.weight_types,
         tokenizer=opened.tokenizer,
@@ -216,6 +228,14 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
     )
 
 
+def _check_sampling(source: ModelSource) -> None:
+    """Raises ModelFileError: the model's own sampling parameters are out of their ranges."""
+    try:
+        SamplingParams(**source.sampling)
+    except (InputError, TypeError) as error:
+        raise ModelFileError(f"{source.name}: the sampling parameters that it brings: {error}") from error
+
+
 def _context_and_blocks(opened: OpenModel, options: EngineOptions) -> tuple[int, int]:
     """The longest sequence, in tokens, and the size of the KV pool, in blocks."""
     needs, own, wanted = opened.footprint(options), opened.spec.context_length, options.max_model_len
@@ -223,7 +243,7 @@ def _context_and_blocks(opened: OpenModel, options: EngineOptions) -> tuple[int,
         raise InputError(
             f"max_model_len is {wanted}, but {opened.name} was trained for {own} tokens", param="max_model_len"
         )
-    context = wanted if isinstance(wanted, int) else own
+    context = wanted if isinstance(wanted, int) else min(own, opened.source.context_length or own)
     free = max(free_memory() - needs.weights - needs.buffers, 0)
     memory = options.kv_memory
     if memory is None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_the_same_from_a_model_of_its_own(
     assert printed.out == ANSWER + "\n"
     assert "[tiny in this process]" in printed.err
     assert "101 tokens" in printed.err
+
+
+def test_what_the_models_owner_set_is_the_default(
+    local: Any, piped: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.source = replace(local.source, sampling={"stop": [", 안"], "temperature": 0.1}, system="Be brief")
+    piped("Hello")
+    chat("tiny")
+    assert capsys.readouterr().out == "Grüße\n"
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}]
+    expected = local.chat_template.encode(messages)
+    assert local.executor.token_ids[: len(expected)] == expected
 
 
 def test_without_a_name_a_running_server_is_used(

@@ -97,6 +97,23 @@ def test_without_a_terminal_all_lines_are_dated_and_plain(start: Start) -> None:
     assert "curl http://127.0.0.1" in server.text
 
 
+@pytest.mark.parametrize(
+    ("options", "system"), [((), "Be brief"), (("--system", "Be long"), "Be long")], ids=["owner", "operator"]
+)
+def test_what_the_models_owner_set_is_the_default(start: Start, options: tuple[str, ...], system: str) -> None:
+    server = start("owned", *options)
+    hello = {"role": "user", "content": "Hello"}
+    with httpx.Client(base_url=server.url) as http:
+
+        def prompt_tokens(*messages: dict[str, str]) -> int:
+            answer = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+            return int(answer.json()["usage"]["prompt_tokens"])
+
+        stopped = http.post("/v1/completions", json={"prompt": "x"}).json()
+        assert stopped["choices"][0]["stop_reason"] == "안"
+        assert prompt_tokens(hello) == prompt_tokens({"role": "system", "content": system}, hello)
+
+
 def test_the_curl_line_can_be_copied(start: Start) -> None:
     server = start("tiny")
     command = server.read_until(r"(curl .*)\n")[1]

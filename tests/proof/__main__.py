@@ -94,7 +94,7 @@ def _types(models: dict[str, TinyModel]) -> Iterator[str]:
 def _real_models(folder: Path) -> Iterator[str]:
     yield REAL.format(chunks=CHUNKS)
     for name in catalog.CATALOG:
-        path = catalog.resolve(name)
+        path = catalog.pull(name)
         llama_cpp = llama_cpp_perplexity(path, CHUNKS, folder)
         for kv_dtype, quality in measure(path, ["f16", "int8"], CHUNKS).items():
             beside = "–" if llama_cpp is None else f"{llama_cpp:.4f}"

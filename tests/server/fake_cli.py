@@ -1,11 +1,13 @@
 """``python -m tests.server.fake_cli serve MODEL …``: the real command line over the tiny model.
 
-MODEL is ``tiny``, ``base`` (without a chat template), ``endless`` (slow, with a context that never ends), ``stuck``
-(whose first step never returns) or ``loading`` (which is never loaded).
+MODEL is ``tiny``, ``base`` (without a chat template), ``owned`` (whose owner set a stop string and a system prompt),
+``endless`` (slow, with a context that never ends), ``stuck`` (whose first step never returns) or ``loading`` (which is
+never loaded).
 """
 
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 from paceline import loading
@@ -19,6 +21,10 @@ def load_tiny_model(model: str, **_options: object) -> Any:
         threading.Event().wait(60)
     if model == "base":
         return tiny_model(template=None)
+    if model == "owned":
+        owned = tiny_model()
+        owned.source = replace(owned.source, sampling={"stop": ["안"]}, system="Be brief")
+        return owned
     if model == "endless":
         return tiny_model(executor=ScriptedExecutor(num_blocks=8000, seconds_per_step=0.005), max_model_len=200_000)
     loaded = tiny_model()

@@ -13,6 +13,7 @@ from paceline.engine.engine import Engine, EngineConfig
 from paceline.errors import ExecutorError
 from paceline.executors.base import Batch, KVGeometry, StepResult
 from paceline.models.chat import ChatTemplate
+from paceline.models.source import ModelSource
 from paceline.models.spec import LayerSpec, ModelSpec
 from paceline.models.tokenizer import Tokenizer
 
@@ -118,7 +119,7 @@ def tiny_model(
 
     return SimpleNamespace(
         name="tiny",
-        path=Path("tiny.gguf"),
+        source=ModelSource("tiny", Path("tiny.gguf")),
         spec=executor.spec,
         tokenizer=tokenizer,
         chat_template=None if template is None else ChatTemplate(template, tokenizer),

@@ -174,6 +174,15 @@ def test_omitted_max_tokens(start_server: StartServer) -> None:
     assert clamped["choices"][0]["finish_reason"] == "length"
 
 
+def test_what_the_models_owner_set_is_for_requests_that_do_not_say(start_server: StartServer) -> None:
+    server = start_server(tiny_model(max_model_len=100), default_sampling={"stop": ["안"], "max_tokens": 40})
+    for path, asked in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": HELLO})):
+        assert server.post(path, **asked).json()["choices"][0]["stop_reason"] == "안"
+        to_the_limit = server.post(path, stop=[], **asked).json()
+        assert to_the_limit["usage"]["completion_tokens"] == 40
+        assert server.post(path, stop=[], max_tokens=5, **asked).json()["usage"]["completion_tokens"] == 5
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 101, "logprobs": True, "top_logprobs": 2}
     whole = client.chat.completions.create(**asked).choices[0].logprobs.content

@@ -9,17 +9,16 @@ from paceline.errors import InputError
 def load_token_counter(tokenizer: str) -> Callable[[str], int]:
     """A function that counts the tokens of a text, without any that are put in front.
 
-    `tokenizer` is a ``tokenizer.json``, a GGUF file, or a name from the catalog, which is pulled if need be. Raises
-    InputError or ModelFileError.
+    `tokenizer` is a ``tokenizer.json``, or a MODEL as ``resolve`` takes it. Raises InputError or ModelFileError.
     """
     path = Path(tokenizer)
     if path.suffix == ".json":
         return _from_tokenizer_json(path)
-    from paceline.models import catalog
     from paceline.models.gguf import read_gguf
+    from paceline.models.resolve import resolve
     from paceline.models.tokenizer import Tokenizer
 
-    with read_gguf(catalog.resolve(tokenizer)) as file:
+    with read_gguf(resolve(tokenizer).path) as file:
         encoder = Tokenizer.from_gguf(file.metadata)
     return lambda text: len(encoder.encode(text, add_special=False))
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def engine(
-    model: Annotated[str, typer.Argument(help="Catalog name or path of a GGUF file.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Argument(help="Catalog name, path of a GGUF file, hf:owner/repo[:file] or ollama:name.")
+    ] = "smollm2-135m",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, random ones.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt.")] = 128,
     batch: Annotated[str, typer.Option(help="Prompts at once, such as 1,8,32; one line each.")] = "1,8,32",

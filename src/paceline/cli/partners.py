@@ -256,11 +256,18 @@ class LocalPartner:
 
     def answer(self, messages: Messages) -> Generator[str | int]:
         from paceline.engine.request import SamplingParams
+        from paceline.models.conversation import with_default_system
 
-        params = SamplingParams(
-            max_tokens=self._options.max_tokens, temperature=self._options.temperature, seed=self._options.seed
-        )
-        request = self._engine.submit(self._template.encode(messages), params)
+        asked = {
+            "max_tokens": self._options.max_tokens,
+            "temperature": self._options.temperature,
+            "seed": self._options.seed,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        source = self._loaded.source
+        # Without max_tokens: to the end of the context, unless the model says otherwise.
+        params = SamplingParams(**{"max_tokens": None, **source.sampling, **given})
+        request = self._engine.submit(self._template.encode(with_default_system(messages, source.system)), params)
         try:
             while True:
                 for output in self._outputs_of(request):

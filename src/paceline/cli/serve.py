@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Catalog name or path of a GGUF file.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Argument(help="Catalog name, path of a GGUF file, hf:owner/repo[:file] or ollama:name.")
+    ] = "smollm2-135m",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     served_model_name: Annotated[
@@ -82,7 +84,13 @@ def serve(
             loaded = load_model(model, options=options, progress=progress)
         try:
             names = served_model_name or [loaded.name]
-            app = create_app(loaded, served_names=names, system_prompt=system, api_keys=keys)
+            app = create_app(
+                loaded,
+                served_names=names,
+                system_prompt=loaded.source.system if system is None else system,
+                default_sampling=loaded.source.sampling,
+                api_keys=keys,
+            )
             bound = listener.getsockname()
             key = _as_typed(keys)
             server = HttpServer(app, on_ready=lambda: announce(loaded, names[0], bound[0], bound[1], key=key))

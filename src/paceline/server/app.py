@@ -1,8 +1,9 @@
 """The ASGI application: routes, errors, and the engine's life inside it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,14 +24,16 @@ def create_app(
     *,
     served_names: Sequence[str],
     system_prompt: str | None = None,
+    default_sampling: Mapping[str, Any] = MappingProxyType({}),
     api_keys: Sequence[str] = (),
 ) -> FastAPI:
     """A server of one model. Its lifespan starts and stops the model's engine; it does not close the model.
 
     ``served_names`` (at least one) are the names that requests may use; ``system_prompt`` opens conversations that
-    have no system message; with ``api_keys``, everything but ``/health`` needs one of them.
+    have no system message; ``default_sampling`` are fields of SamplingParams for requests that do not say; with
+    ``api_keys``, everything but ``/health`` needs one of them.
     """
-    service = Service(model, served_names, system_prompt)
+    service = Service(model, served_names, system_prompt, default_sampling)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

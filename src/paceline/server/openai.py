@@ -32,7 +32,7 @@ def openai_routes(service: Service) -> APIRouter:
         request = parse_body(CompletionRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
-        params = request.to_sampling_params()
+        params = request.to_sampling_params(service.default_sampling)
         prompts = await service.encode_prompts(request.prompt, parse_special=request.parse_special is not False)
         return await _answer(service, http, request, params, CompletionChoice, name, prompts, arrived)
 
@@ -42,7 +42,7 @@ def openai_routes(service: Service) -> APIRouter:
         request = parse_body(ChatRequest, await read_body(http))
         extra_fields.check(request)
         name = service.served_name(request.model)
-        params = request.to_sampling_params()
+        params = request.to_sampling_params(service.default_sampling)
         messages = [message.for_template() for message in request.messages]
         prompt = await service.encode_chat(messages, request.chat_template_kwargs or {})
         return await _answer(service, http, request, params, ChatChoice, name, [prompt], arrived)

@@ -172,8 +172,11 @@ class GenerationRequest(WireModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, defaults: Mapping[str, Any]
+    ) -> SamplingParams:
+        """``defaults`` are the model's own, for what the request does not say.
+
         Raises:
             InputError: a value is out of its range.
         """
@@ -193,7 +196,7 @@ class GenerationRequest(WireModel):
             "logit_bias": self.logit_bias,
         }
         set_fields = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **set_fields)
+        return SamplingParams(**{**defaults, **set_fields, "max_tokens": max_tokens, "logprobs": logprobs})
 
 
 class CompletionRequest(GenerationRequest):
@@ -202,9 +205,10 @@ class CompletionRequest(GenerationRequest):
     parse_special: bool | None = None
     """False: text that spells a special token stays text (llama.cpp's name)."""
 
-    def to_sampling_params(self) -> SamplingParams:
-        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        return self.sampling_params(max_tokens, self.logprobs)
+    def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        default_tokens = defaults.get("max_tokens", DEFAULT_COMPLETION_TOKENS)
+        max_tokens = default_tokens if self.max_tokens is None else self.max_tokens
+        return self.sampling_params(max_tokens, self.logprobs, defaults)
 
 
 class ChatRequest(GenerationRequest):
@@ -216,11 +220,13 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as ``enable_thinking`` (vLLM's name)."""
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs needs logprobs: true", param="top_logprobs")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        if max_tokens is None:
+            max_tokens = defaults.get("max_tokens")
+        return self.sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, defaults)
 
 
 class ExtraFields:

@@ -26,10 +26,17 @@ _TOKENIZER_THREADS = 2
 class Service:
     """One loaded model behind HTTP."""
 
-    def __init__(self, model: "LoadedModel", served_names: Sequence[str], system_prompt: str | None) -> None:
+    def __init__(
+        self,
+        model: "LoadedModel",
+        served_names: Sequence[str],
+        system_prompt: str | None,
+        default_sampling: Mapping[str, Any],
+    ) -> None:
         self.model = model
         self.served_names = tuple(served_names)
         self.system_prompt = system_prompt
+        self.default_sampling = default_sampling
         self.metrics = ServerMetrics(model.engine, self.served_names[0])
         self.dispatcher = Dispatcher(model.engine, self.metrics)
         self._longest_token = _longest_token(model.tokenizer.vocabulary)

@@ -1,0 +1,49 @@
+"""From a MODEL, as people write it, to its file."""
+
+import os
+from pathlib import Path
+
+from paceline.errors import InputError
+from paceline.models import catalog, hub, ollama_store
+from paceline.models.partial_file import Progress
+from paceline.models.source import ModelSource, file_source
+
+
+def resolve(model: str, progress: Progress | None = None) -> ModelSource:
+    """The source of a model: a catalog name or ``hf:owner/repo[:file]``, which are downloaded if need be,
+    ``ollama:name[:tag]``, or the path of a GGUF file.
+
+    Raises:
+        InputError: there is no such model, or what was said fits several.
+        ModelFileError: the model could not be downloaded, or Ollama's store is damaged.
+    """
+    if _is_path(model):
+        return file_source(_existing(model))
+    return pull(model, progress)
+
+
+def pull(model: str, progress: Progress | None = None) -> ModelSource:
+    """``resolve`` for all but paths, at which there is nothing to fetch."""
+    scheme, _, reference = model.partition(":")
+    match scheme:
+        case "hf":
+            return hub.download(reference, progress)
+        case "ollama":
+            return ollama_store.find(reference)
+        case _:
+            return ModelSource(model, catalog.pull(model, progress))
+
+
+def _is_path(model: str) -> bool:
+    if model in catalog.CATALOG or model.startswith(("hf:", "ollama:")):
+        return False
+    return os.sep in model or model.endswith(".gguf") or Path(model).expanduser().exists()
+
+
+def _existing(model: str) -> Path:
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{model} is a directory; a GGUF file is needed", param="model")
+    raise InputError(f"{model}: no such file; {catalog.known_names(model)}", param="model")
