@@ -16,8 +16,8 @@ uint16_t read_half(const uint8_t* p) {
 
 uint16_t negated(uint16_t half) { return half ^ 0x8000; }
 
-// Fields of `bits` bits: each stretch of `stretch` bytes holds the elements that follow one another in its bytes' lowest
-// fields, then those of the next higher fields. ORs the n fields, shifted up by `up`, into the codes.
+// Fields of `bits` bits: a stretch of bytes holds elements that follow one another in its lowest fields, those after
+// them in the next higher fields, and so on. ORs n fields, shifted up by `up`, into the codes.
 void read_fields(const uint8_t* p, int n, int stretch, int bits, int up, uint8_t* codes) {
   const int fields = 8 / bits, mask = (1 << bits) - 1;
   for (int i = 0; i < n; i += stretch) {

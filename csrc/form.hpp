@@ -1,4 +1,4 @@
-// How a stored type lies in a panel. The same rules as in matrix.hpp: no std templates, static constexpr functions only.
+// How a stored type lies in a panel. As in matrix.hpp: no std templates, and functions are static constexpr.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ enum class StoredType : int {
 
 // Weights from unsigned codes u. A run is the inputs that share a scale:
 //   symmetric: w = (u - zero) * d        affine: w = u * d + m
-// With eight groups to a block, each run has factors: d = block d * int8, m = block m * int8 (products exact in float32).
+// With eight groups to a block, each run has int8 factors: its d is the block's d * factor, its m likewise; float32
+// holds the products exactly.
 struct Form {
   int bits;    // of a stored code; 16 or 32: the weights are floats, and the rest means nothing
   int zero;    // of symmetric forms
@@ -72,8 +73,9 @@ static constexpr int runs_per_group(Form f) { return kGroup / f.run; }
 //   per run, with eight groups to a block: 16 int8 factors of d, 16 int8 factors of m (affine only);
 //   per group: codes. A quad j is inputs 4j .. 4j+3 of the group: 16 lanes x 4 codes, 64 bytes.
 //     8 bits: 8 vectors of 64 bytes, vector j is quad j;
-//     fewer: 4 vectors, vector i holds quad i in the low and quad i + 4 in the high nibbles; then the bits above four in
-//     planes of 64 bytes: 5 bits: bit j of the one plane belongs to quad j; 6 bits: bits 2i, 2i+1 of plane p to quad 4p+i.
+//     fewer: 4 vectors, vector i holds quad i in the low and quad i + 4 in the high nibbles;
+//       5 bits: then a plane of 64 bytes, whose bit j belongs to quad j;
+//       6 bits: then two planes of 64 bytes; bits 2i and 2i + 1 of plane p belong to quad 4p + i.
 static constexpr int code_bytes(Form f) { return kPanel * kGroup * f.bits / 8; }  // of one group
 static constexpr int base_bytes(Form f) { return kPanel * 2 * (f.affine ? 2 : 1); }
 static constexpr int factor_bytes(Form f) { return f.groups == 1 ? 0 : kPanel * (f.affine ? 2 : 1); }  // of one run

@@ -12,6 +12,8 @@ namespace PACELINE_NAMESPACE {
 
 #include "simd.hpp"
 
+#include "kernels_weights.inl"
+
 #include "kernels_linear.inl"
 
 #include "kernels_row.inl"

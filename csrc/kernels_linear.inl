@@ -4,48 +4,6 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
-// Once per index, so that it is a constant in each step.
-template <int kCount, int kAt = 0, typename Step>
-inline void each(Step step) {
-  if constexpr (kAt < kCount) {
-    step.template operator()<kAt>();
-    each<kCount, kAt + 1>(step);
-  }
-}
-
-template <Form kForm>
-inline void load_group(const uint8_t* codes, Codes (&u)[8]) {
-  if constexpr (kForm.bits == 8) {
-    for (int j = 0; j < 8; ++j) u[j] = load_codes(codes + 64 * j);
-  } else {
-    for (int j = 0; j < 4; ++j) split_nibbles(codes + 64 * j, u[j], u[j + 4]);
-  }
-  if constexpr (kForm.bits == 5 || kForm.bits == 6) {
-    each<8>([&]<int kQuad>() {
-      const Codes plane = load_codes(codes + 64 * (4 + plane_of(kForm, kQuad)));
-      u[kQuad] = add_high_bits<plane_bit(kForm, kQuad)>(u[kQuad], plane, kForm.bits == 5 ? 0x10 : 0x30);
-    });
-  }
-  if constexpr (kForm.table) {
-    for (int j = 0; j < 8; ++j) u[j] = look_up(kTableCodes, u[j]);
-  }
-}
-
-struct Scales {
-  F32 d, m;
-};
-template <Form kForm>
-inline Scales block_scales(const uint8_t* block) {
-  const uint16_t* base = reinterpret_cast<const uint16_t*>(block);
-  return {load_half(base), kForm.affine ? load_half(base + kPanel) : zero()};
-}
-template <Form kForm>
-inline Scales run_scales(Scales base, const uint8_t* block, int run) {
-  if constexpr (kForm.groups == 1) return base;
-  const int8_t* factors = reinterpret_cast<const int8_t*>(block + base_bytes(kForm) + run * factor_bytes(kForm));
-  return {mul(base.d, load_int8(factors)), kForm.affine ? mul(base.m, load_int8(factors + kPanel)) : zero()};
-}
-
 // What remains of a form once its codes are bytes and its scales floats.
 struct Arithmetic {
   bool affine, wide;
@@ -105,7 +63,8 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out,
           const size_t group = static_cast<size_t>(row + r) * groups + first + g;
           const int8_t* q = x.q + group * kGroup;
           I32 sum = dot_start<arithmetic(kForm)>(x, group, kRun, kForm.zero);
-          for (int j = kRun * kQuads; j < (kRun + 1) * kQuads; ++j) sum = dot<arithmetic(kForm).wide>(sum, u[j], q + 4 * j);
+          for (int j = kRun * kQuads; j < (kRun + 1) * kQuads; ++j)
+            sum = dot<arithmetic(kForm).wide>(sum, u[j], q + 4 * j);
           acc[r] = add_run<arithmetic(kForm)>(acc[r], sum, x, group, kRun, s);
         }
       });
@@ -239,15 +198,6 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
                               accumulate, scratch);
 }
 
-// Input i of a float panel.
-template <StoredType kType>
-inline F32 load_column(const uint8_t* panel, int i) {
-  const size_t at = static_cast<size_t>(i) * kPanel;
-  if constexpr (kType == StoredType::kF16) return load_half(reinterpret_cast<const uint16_t*>(panel) + at);
-  else if constexpr (kType == StoredType::kBF16) return load_bfloat(reinterpret_cast<const uint16_t*>(panel) + at);
-  else return load(reinterpret_cast<const float*>(panel) + at);
-}
-
 template <StoredType kType, int kRows>
 void float_tile(const Matrix& w, const Rows& x, int row, int panel, float* out, ptrdiff_t out_stride,
                 bool accumulate) {
@@ -272,26 +222,6 @@ void linear_float(const Matrix& w, const Rows& x, int first_row, int num_rows, i
     });
 }
 
-template <typename Visit>
-inline void with_type(StoredType type, Visit visit) {
-  switch (type) {
-    case StoredType::kF32: return visit.template operator()<StoredType::kF32>();
-    case StoredType::kF16: return visit.template operator()<StoredType::kF16>();
-    case StoredType::kBF16: return visit.template operator()<StoredType::kBF16>();
-    case StoredType::kQ4_0: return visit.template operator()<StoredType::kQ4_0>();
-    case StoredType::kQ4_1: return visit.template operator()<StoredType::kQ4_1>();
-    case StoredType::kQ5_0: return visit.template operator()<StoredType::kQ5_0>();
-    case StoredType::kQ5_1: return visit.template operator()<StoredType::kQ5_1>();
-    case StoredType::kQ8_0: return visit.template operator()<StoredType::kQ8_0>();
-    case StoredType::kQ2_K: return visit.template operator()<StoredType::kQ2_K>();
-    case StoredType::kQ3_K: return visit.template operator()<StoredType::kQ3_K>();
-    case StoredType::kQ4_K: return visit.template operator()<StoredType::kQ4_K>();
-    case StoredType::kQ5_K: return visit.template operator()<StoredType::kQ5_K>();
-    case StoredType::kQ6_K: return visit.template operator()<StoredType::kQ6_K>();
-    case StoredType::kIQ4_NL: return visit.template operator()<StoredType::kIQ4_NL>();
-  }
-}
-
 void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel, float* out,
             ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
   with_type(w.type, [&]<StoredType kType>() {
@@ -300,45 +230,5 @@ void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int fir
                                        scratch);
     else
       linear_float<kType>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate);
-  });
-}
-
-// One lane of a panel. All of them are unpacked for it: the cache lines are the same.
-template <Form kForm>
-void unpack_quantized(const Matrix& w, const uint8_t* block, int lane, float* out) {
-  for (int first = 0; first < w.k; first += kForm.groups * kGroup, block += block_bytes(kForm)) {
-    const Scales base = block_scales<kForm>(block);
-    for (int g = 0; g < kForm.groups; ++g) {
-      alignas(64) uint8_t codes[8 * 64];
-      Codes u[8];
-      load_group<kForm>(block + header_bytes(kForm) + g * code_bytes(kForm), u);
-      for (int j = 0; j < 8; ++j) store_codes(codes + 64 * j, u[j]);
-      for (int run = 0; run < runs_per_group(kForm); ++run) {
-        float d[kPanel], m[kPanel];
-        const Scales s = run_scales<kForm>(base, block, g * runs_per_group(kForm) + run);
-        store(d, s.d);
-        store(m, s.m);
-        for (int i = run * kForm.run; i < (run + 1) * kForm.run; ++i) {
-          const int code = codes[64 * (i / 4) + lane * 4 + i % 4];
-          out[first + g * kGroup + i] = static_cast<float>(code - kForm.zero) * d[lane] + m[lane];
-        }
-      }
-    }
-  }
-}
-
-void unpack_row(const Matrix& w, int n, float* out) {
-  const uint8_t* panel = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
-  const int lane = n % kPanel;
-  with_type(w.type, [&]<StoredType kType>() {
-    if constexpr (is_quantized(form_of(kType))) {
-      unpack_quantized<form_of(kType)>(w, panel, lane, out);
-    } else {
-      for (int i = 0; i < w.k; ++i) {
-        float column[kPanel];
-        store(column, load_column<kType>(panel, i));
-        out[i] = column[lane];
-      }
-    }
   });
 }

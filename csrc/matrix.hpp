@@ -16,8 +16,7 @@ constexpr int kPartition = 256;      // tokens per attention partition, aligned 
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxHeadGroup = 8;     // query heads per KV head
 
-// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros), each laid out
-// as form.hpp says for its type.
+// A weight matrix of n outputs x k inputs, cut into panels of 16 outputs (the last one padded with zeros): form.hpp.
 struct Matrix {
   StoredType type = StoredType::kF32;
   int n = 0;

@@ -10,8 +10,8 @@
 
 namespace paceline {
 
-// Bytes of n x k weights as stored, and repacked. Both throw std::invalid_argument for an unknown type or a k that is no
-// multiple of the type's block (256 for K-quants, 32 for the rest: groups of activations).
+// Bytes of n x k weights as stored, and repacked. Both throw std::invalid_argument for an unknown type, or a k that is
+// no multiple of 256 for K-quants (their block) or of 32 for the rest (a group of activations).
 size_t stored_bytes(StoredType type, int n, int k);
 size_t packed_bytes(StoredType type, int n, int k);
 

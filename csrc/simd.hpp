@@ -82,8 +82,9 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
 // code | (plane's bits from kBit on, as the code's bits from 4 on) & mask
 template <int kBit>
 inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
-  const __m512i at_four = kBit < 4 ? _mm512_slli_epi16(plane.v, kBit < 4 ? 4 - kBit : 0)
-                                   : _mm512_srli_epi16(plane.v, kBit < 4 ? 0 : kBit - 4);
+  __m512i at_four;
+  if constexpr (kBit < 4) at_four = _mm512_slli_epi16(plane.v, 4 - kBit);
+  else at_four = _mm512_srli_epi16(plane.v, kBit - 4);
   return {_mm512_or_si512(code.v, _mm512_and_si512(at_four, _mm512_set1_epi8(mask)))};
 }
 // table[code] for codes below 16
@@ -91,8 +92,8 @@ inline Codes look_up(const uint8_t* table, Codes code) {
   const __m512i values = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm512_shuffle_epi8(values, code.v)};
 }
-// acc + sum of four products with the activation quad at x; codes above 63 are wide. GCC does not fold the broadcast into the instruction by
-// itself, hence the asm.
+// acc + sum of four products with the activation quad at x; codes above 63 are wide. GCC does not fold the broadcast
+// into the instruction by itself, hence the asm.
 template <bool kWide>
 inline I32 dot(I32 acc, Codes u, const int8_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(u.v), "m"(*reinterpret_cast<const int32_t*>(x)));
@@ -184,8 +185,9 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
 template <int kBit>
 inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
   const auto half = [&](__m256i c, __m256i p) {
-    const __m256i at_four = kBit < 4 ? _mm256_slli_epi16(p, kBit < 4 ? 4 - kBit : 0)
-                                     : _mm256_srli_epi16(p, kBit < 4 ? 0 : kBit - 4);
+    __m256i at_four;
+    if constexpr (kBit < 4) at_four = _mm256_slli_epi16(p, 4 - kBit);
+    else at_four = _mm256_srli_epi16(p, kBit - 4);
     return _mm256_or_si256(c, _mm256_and_si256(at_four, _mm256_set1_epi8(mask)));
   };
   return {half(code.a, plane.a), half(code.b, plane.b)};
@@ -276,7 +278,7 @@ inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
 }
 template <int kBit>
 inline Codes add_high_bits(Codes code, Codes plane, int8_t mask) {
-  for (int i = 0; i < 64; ++i) code.v[i] |= static_cast<uint8_t>((kBit < 4 ? plane.v[i] << (kBit < 4 ? 4 - kBit : 0) : plane.v[i] >> (kBit < 4 ? 0 : kBit - 4)) & mask);
+  for (int i = 0; i < 64; ++i) code.v[i] |= static_cast<uint8_t>((plane.v[i] << 4 >> kBit) & mask);
   return code;
 }
 inline Codes look_up(const uint8_t* table, Codes code) {
