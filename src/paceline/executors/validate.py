@@ -41,6 +41,7 @@ def validate(batch: Batch, limits: BatchLimits) -> None:
     _require(0 < tokens <= most, "number of tokens", tokens, most)
     _check_sequences(batch)
     _check_blocks(batch, limits)
+    _check_positions(batch)
     _check_range(batch.token_ids, 0, limits.vocab_size, "token out of range")
     _check_rows(batch, limits)
     _check_history_and_bias(batch, limits.vocab_size)
@@ -74,8 +75,6 @@ def _check_sequences(batch: Batch) -> None:
     _require_all(lengths > 0, "a sequence has no tokens", starts[:-1], starts[1:])
     _require_all(batch.adapter == 0, "adapters are not supported", batch.adapter, 0)
     _require_all(batch.context_len >= lengths, "context_len is shorter than the query", batch.context_len, lengths)
-    expected = np.arange(tokens) + np.repeat(batch.context_len - starts[1:], lengths)
-    _require_all(batch.positions == expected, "positions must run up to context_len", batch.positions, expected)
 
 
 def _check_blocks(batch: Batch, limits: BatchLimits) -> None:
@@ -91,6 +90,12 @@ def _check_blocks(batch: Batch, limits: BatchLimits) -> None:
     shared, times = np.unique(written, return_counts=True)
     _require_all(times == 1, "two sequences write the same block", shared, limits.num_blocks)
     _check_range(batch.block_copies.reshape(-1), 0, limits.num_blocks, "copied block out of range")
+
+
+def _check_positions(batch: Batch) -> None:
+    lengths = np.diff(batch.query_start)
+    expected = np.arange(batch.num_tokens) + np.repeat(batch.context_len - batch.query_start[1:], lengths)
+    _require_all(batch.positions == expected, "positions must run up to context_len", batch.positions, expected)
 
 
 def _check_rows(batch: Batch, limits: BatchLimits) -> None:
