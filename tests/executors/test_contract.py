@@ -130,6 +130,14 @@ def test_a_later_token_of_the_same_chunk_does_not_reach_back(build: Build, kv_dt
     assert np.isfinite(at_once[0]).all() or poison == 1e30
 
 
+@pytest.mark.parametrize(("kv_dtype", "status"), [("f32", RowStatus.OK), ("f16", RowStatus.NON_FINITE)])
+def test_a_value_beyond_the_type_of_the_cache_is_not_hidden(build: Build, kv_dtype: str, status: RowStatus) -> None:
+    weights = tiny_weights(tiny_spec())
+    weights.tensors["blk.0.attn_v.weight"].data.view(np.float32)[...] *= 1e7
+    result = build(weights, kv_dtype=kv_dtype).execute(make_batch([Sequence([1, 2], [0])]))
+    assert result.status.tolist() == [status]
+
+
 def test_two_sequences_cannot_write_one_block(model: AnyExecutor) -> None:
     with pytest.raises(ExecutorError, match="two sequences write the same block"):
         model.execute(make_batch([Sequence([1, 2], [3]), Sequence([4], [3])]))

@@ -160,6 +160,8 @@ def test_ties_go_to_the_lowest_id(model: AnyExecutor, logits: np.ndarray) -> Non
     assert top < 1e5
     assert run(model, [Row(0, bias=bias)]).token_ids.tolist() == [low]
     assert draws(model, bias=bias, top_k=1) == {low: DRAWS}
+    assert draws(model, bias=bias, top_p=0.0) == {low: DRAWS}
+    assert draws(model, bias=bias, temperature=1e-40).keys() == {low, high}  # its inverse is no float32
 
 
 def test_penalties(model: AnyExecutor, logits: np.ndarray) -> None:

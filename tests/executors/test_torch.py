@@ -2,6 +2,9 @@
 
 import importlib
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +117,24 @@ def test_a_failure_of_torch_ends_the_batch_and_nothing_else(monkeypatch: pytest.
             with pytest.raises(ExecutorError, match="out of memory"):
                 run(batch)
     assert model.execute(batch).status.tolist() == [0]
+
+
+def test_calls_from_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, hidden, running, most = executor(), TorchModel.hidden, [], []
+
+    def watched(self: TorchModel, *arguments: Any) -> torch.Tensor:
+        running.append(self)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return hidden(self, *arguments)
+
+    monkeypatch.setattr(TorchModel, "hidden", watched)
+    with ThreadPoolExecutor(4) as threads:
+        batch = make_batch([Sequence([1], [0])])
+        for future in [threads.submit(run, batch) for run in (model.execute, model.logits) * 4]:
+            future.result(timeout=60)
+    assert most == [1] * 8
 
 
 def test_the_device_is_named() -> None:

@@ -97,7 +97,7 @@ class RowSampler:
         left = self._on_device(uniform(batch.seed[rows], batch.draw_position[rows])) * summed[:, -1]
         hit = (summed > left[:, None]) & (kept > 0)
         drawn = order.gather(1, hit.int().argmax(1, keepdim=True))[:, 0]
-        # no hit: the product was rounded up to the whole sum, or the logits are not finite
+        # no hit: top-p is 0, or the product was rounded up to the whole sum, or the logits are not finite
         return torch.where(hit.any(1), drawn, likeliest)
 
     def _order(self, adjusted: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class RowSampler:
         if (batch.top_p[rows] < 1).any():  # the smallest set of likeliest tokens that reaches top_p
             summed = kept.cumsum(1)
             reached = summed - kept >= (top_p.double() * summed[:, -1])[:, None]
-            kept = kept.masked_fill(reached & (rank > 0) & (top_p < 1)[:, None], 0)
+            kept = kept.masked_fill(reached & (top_p < 1)[:, None], 0)
         return kept
 
     def _logprobs(self, logits: Tensor, token: Tensor, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
