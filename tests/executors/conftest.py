@@ -16,8 +16,17 @@ AnyExecutor = NativeExecutor | TorchExecutor
 Build = Callable[..., AnyExecutor]
 
 
-@pytest.fixture(scope="session", params=["torch", *(f"native-{isa}" for isa in ISAS)])
-def build(request: pytest.FixtureRequest) -> Iterator[Build]:
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """For matrices so small that a second thread only makes the first wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=["torch", *(f"native-{isa}" for isa in ISAS)])
+def build(request: pytest.FixtureRequest, one_torch_thread: None) -> Build:
     """Makes an executor of weights: PyTorch's, or the native one with each instruction set of this machine."""
     kind, _, isa = str(request.param).partition("-")
 
@@ -29,10 +38,7 @@ def build(request: pytest.FixtureRequest) -> Iterator[Build]:
     def plain_torch(weights: ModelWeights, **options: object) -> AnyExecutor:
         return TorchExecutor(weights, **(small() | options))  # type: ignore[arg-type]
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices this small only wait for a second thread
-    yield native if kind == "native" else plain_torch
-    torch.set_num_threads(threads)
+    return native if kind == "native" else plain_torch
 
 
 def small() -> dict[str, object]:

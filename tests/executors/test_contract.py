@@ -12,7 +12,7 @@ from tests.executors.batches import Row, Sequence, logits_of_all, make_batch
 from tests.executors.conftest import AnyExecutor, Build
 from tests.executors.float64_model import reference_logits
 from tests.executors.tiny import tiny_spec, tiny_weights
-from tests.executors.variants import VARIANTS
+from tests.executors.tiny_specs import TINY_SPECS
 
 LENGTH = 300  # crosses blocks of 32 and the native executor's partition of 256
 TABLE = list(range(LENGTH // 32 + 1))
@@ -34,18 +34,18 @@ def model(build: Build) -> AnyExecutor:
 
 @cache
 def expected_logits(name: str) -> np.ndarray:
-    return np.asarray(reference_logits(tiny_weights(VARIANTS[name]), tokens()))
+    return np.asarray(reference_logits(tiny_weights(TINY_SPECS[name]), tokens()))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", TINY_SPECS)
 def test_logits_are_those_of_the_float64_model(build: Build, name: str) -> None:
-    model = build(tiny_weights(VARIANTS[name]))
+    model = build(tiny_weights(TINY_SPECS[name]))
     assert_close(logits_of_all(model, tokens(), 128, TABLE), expected_logits(name), 1e-4)
 
 
 @pytest.mark.parametrize("name", ["grouped", "alternating-windows"])
 def test_logits_do_not_depend_on_chunks_or_company(build: Build, name: str) -> None:
-    ids, model = tokens(), build(tiny_weights(VARIANTS[name]))
+    ids, model = tokens(), build(tiny_weights(TINY_SPECS[name]))
     expected = logits_of_all(model, ids, LENGTH, TABLE)
     for chunk in (7, 100):
         assert_close(logits_of_all(model, ids, chunk, TABLE), expected)

@@ -99,7 +99,7 @@ def test_a_wide_vocabulary_is_cut_exactly(build: Build) -> None:
                 count = int(parameters["top_k"])
             else:
                 count = int(np.searchsorted(np.cumsum(p[order]), parameters["top_p"])) + 1
-            rows = [Row(0, temperature=temperature, seed=s, **parameters) for s in range(500)]  # type: ignore[arg-type]
+            rows = [Row(0, temperature=temperature, seed=s, **parameters) for s in range(200)]  # type: ignore[arg-type]
             drawn = set(model.execute(make_batch(prompt, rows)).token_ids.tolist())
             assert drawn <= set(order[:count].tolist())
             # What is left after the cut has its whole probability: the likeliest are not missed.

@@ -20,7 +20,9 @@ from paceline.models.spec import ModelWeights
 from tests.executors.batches import Row, Sequence, logits_of_all, make_batch
 from tests.executors.float64_model import reference_logits
 from tests.executors.tiny import tiny_spec, tiny_weights
-from tests.executors.variants import VARIANTS
+from tests.executors.tiny_specs import TINY_SPECS
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 IDS = np.random.default_rng(3).integers(0, 150, 100).tolist()
 TABLE = [9, 2, 7, 4]
@@ -57,13 +59,13 @@ def test_queries_may_attend_in_any_groups(monkeypatch: pytest.MonkeyPatch, name:
     """Long contexts are cut into stretches of queries, and many short ones into several groups."""
     sequences = [Sequence(IDS, TABLE), Sequence(IDS[:33], [0, 1]), *(Sequence([i], [i]) for i in (3, 5, 6, 8, 10))]
     batch = make_batch(sequences, [Row(0, token) for token in range(100)] + [Row(i) for i in range(1, 7)])
-    expected = executor(tiny_weights(VARIANTS[name])).logits(batch)
+    expected = executor(tiny_weights(TINY_SPECS[name])).logits(batch)
     for limit in (1, 64, 1000, 4000):
         monkeypatch.setattr(torch_step, "_GROUP_LIMIT", limit)
         groups = torch_step.prepare(batch, torch.device("cpu")).groups
         assert sorted(torch.cat([g.tokens.flatten() for g in groups]).tolist()) == list(range(138))
         assert all(len(g.tokens) == 1 or g.tokens.numel() * g.blocks.shape[1] * 32 <= limit for g in groups)
-        got = executor(tiny_weights(VARIANTS[name])).logits(batch)
+        got = executor(tiny_weights(TINY_SPECS[name])).logits(batch)
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -142,9 +144,9 @@ def test_the_device_is_named() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch sees")
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", TINY_SPECS)
 def test_a_gpu_computes_the_same(name: str) -> None:
-    weights = tiny_weights(VARIANTS[name])
+    weights = tiny_weights(TINY_SPECS[name])
     model = executor(weights, device="cuda")
     expected = reference_logits(weights, IDS)
     assert model.device.startswith("cuda:")
@@ -164,7 +166,7 @@ def test_a_pool_that_does_not_fit_is_a_clear_error() -> None:
 
 
 def test_more_positions_than_the_model_has_are_refused() -> None:
-    weights = tiny_weights(VARIANTS["learned-positions"])
+    weights = tiny_weights(TINY_SPECS["learned-positions"])
     with pytest.raises(InputError, match="max_model_len is 1025, but tiny has embeddings for 1024 positions"):
         executor(weights, max_model_len=1025)
 

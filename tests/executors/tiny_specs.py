@@ -16,7 +16,7 @@ def roped(*ropes: RopeSpec | None, windows: tuple[int | None, ...] = (None, None
 
 
 BASE = tiny_spec()
-VARIANTS = {
+TINY_SPECS = {
     "grouped": BASE,
     "half-paired": tiny_spec(pairing="half"),
     "untied": tiny_spec(tied=False),
