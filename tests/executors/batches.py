@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.executors.base import Batch
+from paceline.executors.base import Batch, Float32
 
 
 @dataclass
@@ -91,3 +91,12 @@ def _mask(allowed: list[int], vocab_size: int) -> list[int]:
 
 def _i32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def logits_of_all(model: Any, ids: list[int], chunk: int, table: list[int]) -> Float32:
+    """Logits of every position of a sequence, computed in chunks."""
+    parts = []
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        parts.append(model.logits(make_batch([Sequence(part, table, start)], [Row(0, i) for i in range(len(part))])))
+    return np.concatenate(parts)

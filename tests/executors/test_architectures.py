@@ -9,6 +9,7 @@ import pytest
 
 from paceline.executors.base import Batch, Float32
 from paceline.executors.native import NativeExecutor
+from paceline.executors.torch import TorchExecutor
 from paceline.models.architectures import ARCHITECTURES
 from paceline.models.rope import LinearScaling, RopeSpec, YarnScaling
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights
@@ -27,15 +28,21 @@ class LogitsExecutor(Protocol):
     def close(self) -> None: ...
 
 
+def plain_torch(weights: ModelWeights) -> LogitsExecutor:
+    return TorchExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32")
+
+
 def native(weights: ModelWeights) -> LogitsExecutor:
     return NativeExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32", threads=2)
 
 
-EXECUTORS: dict[str, Callable[[ModelWeights], LogitsExecutor]] = {"native": native}
+EXECUTORS: dict[str, Callable[[ModelWeights], LogitsExecutor]] = {"native": native, "torch": plain_torch}
 
 
 @pytest.fixture(params=EXECUTORS)
-def executor_factory(request: pytest.FixtureRequest) -> Callable[[ModelWeights], LogitsExecutor]:
+def executor_factory(
+    request: pytest.FixtureRequest, one_torch_thread: None
+) -> Callable[[ModelWeights], LogitsExecutor]:
     return EXECUTORS[request.param]
 
 
