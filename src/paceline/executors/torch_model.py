@@ -38,13 +38,13 @@ class KVCache:
         """Keep keys and values [T, kv_heads, head_dim], rounded to the cache's type."""
         k, v = keys.to(self._blocks.dtype), values.to(self._blocks.dtype)
         broken = ~v.isfinite().all(-1, keepdim=True)
-        by_slot = self._blocks[layer].flatten(1, 2)
+        by_slot = self._blocks[layer].flatten(1, 2)  # a view
         by_slot[0, slots] = k.masked_fill(broken, torch.nan)
         by_slot[1, slots] = v.masked_fill(broken, 0)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [N, K, kv_heads, head_dim] of block tables [N, K / 32], float32."""
-        keys, values = self._blocks[layer, :, blocks].flatten(2, 3).float()
+        keys, values = self._blocks[layer][:, blocks].flatten(2, 3).float()
         return keys, values
 
 
