@@ -15,7 +15,8 @@ from paceline import LLM, SamplingParams
 from paceline.errors import InputError, ModelFileError, PacelineError
 from paceline.executors.base import Batch, StepResult
 from paceline.executors.native import NativeExecutor
-from paceline.loading import EngineOptions, load_model
+from paceline.loading import load_model
+from paceline.options import EngineOptions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
@@ -181,7 +182,10 @@ def test_unknown_options_are_named(smollm2_path: Path) -> None:
         ({"template_date": "2024-07-26"}, "template_date is '2024-07-26'; a datetime.date is needed"),
         ({"kv_memory": -1}, "kv_memory is -1; a positive integer is needed"),
         ({"kv_memory": "1GiB"}, "kv_memory is '1GiB'; a positive integer is needed"),
-        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; there are f16, f32"),
+        ({"kv_dtype": "bf16"}, "kv_dtype is 'bf16'; on the device cpu there are f16, f32, int8"),
+        ({"kv_dtype": "int8", "device": "cuda"}, "kv_dtype is 'int8'; on the device cuda there are f16, f32"),
+        ({"device": "tpu"}, "device is 'tpu'; there are cpu, cuda, cuda:N and torch:cpu"),
+        ({"device": "cuda:7"}, "there is no GPU 7"),
         ({"threads": 0}, "threads is 0; a positive integer"),
         ({"threads": 100_000}, "threads is 100000, but this process may use [0-9]+ core"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens 512 is below max_num_seqs 600"),
@@ -220,7 +224,8 @@ def test_a_program_that_forgets_to_stop_its_engine_still_ends(smollm2_path: Path
     """The engine's thread is in the executor when the interpreter ends; that must not abort the process."""
     code = f"""
 from paceline import SamplingParams
-from paceline.loading import EngineOptions, load_model
+from paceline.options import EngineOptions
+from paceline.loading import load_model
 model = load_model({str(smollm2_path)!r}, options=EngineOptions(max_model_len=2048))
 model.engine.start(lambda outputs: None)
 model.engine.submit([1, 2, 3], SamplingParams(max_tokens=2000, ignore_eos=True))

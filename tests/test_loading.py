@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputError
-from paceline.loading import EngineOptions, OpenModel, load_model, open_model
+from paceline.loading import OpenModel, load_model, open_model
+from paceline.options import EngineOptions
 
 BLOCK = 737_280
 """Bytes of one of SmolLM2's KV blocks in f16."""
@@ -41,7 +42,7 @@ def test_the_kv_cache_leaves_room_for_the_weights(
     opened: OpenModel, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a little more memory free than the KV cache takes, the weights would not fit."""
-    monkeypatch.setattr("paceline.loading.free_memory", lambda: 300 * BLOCK)
+    monkeypatch.setattr("paceline.placement.free_memory", lambda: 300 * BLOCK)
     with pytest.raises(InputError, match=r"does not fit .* beside the model's weights"):
         load_model(str(smollm2_path), options=EngineOptions(kv_memory=299 * BLOCK))
 

@@ -12,9 +12,10 @@ import numpy as np
 from paceline.engine.engine import Engine
 from paceline.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs, Usage
 from paceline.errors import InputError, PacelineError
-from paceline.loading import EngineOptions, load_model
+from paceline.loading import load_model
 from paceline.models.chat import no_template_error
 from paceline.models.conversation import Message, checked_messages, with_default_system
+from paceline.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

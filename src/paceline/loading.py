@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from datetime import date
 from math import prod
 from pathlib import Path
-from typing import Literal, get_args
 
 from paceline.engine.engine import Engine, EngineConfig
 from paceline.engine.request import SamplingParams
 from paceline.errors import InputError, ModelFileError
-from paceline.executors.footprint import Footprint, footprint
-from paceline.executors.native import KVDType, NativeExecutor
-from paceline.machine import free_memory, usable_cores
+from paceline.executors.base import Executor
+from paceline.executors.footprint import Footprint
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
@@ -21,54 +19,11 @@ from paceline.models.resolve import resolve
 from paceline.models.source import ModelSource
 from paceline.models.spec import ModelSpec, ModelWeights
 from paceline.models.tokenizer import Tokenizer
+from paceline.options import EngineOptions
+from paceline.placement import footprint, free_memory_on, make_executor
 
 PullProgress = Callable[[int, int, str], None]
 """Called with (bytes done, bytes in all, what is fetched)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How a model is run. What is None is chosen by the machine and the model."""
-
-    max_model_len: int | Literal["auto"] | None = None
-    """Longest sequence in tokens; None: the model's own context; auto: that, or less if the KV memory holds less."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 512
-    kv_memory: int | None = None
-    """Bytes of the KV cache; None: a quarter of the free memory, capped at what max_num_seqs full contexts need."""
-    kv_dtype: KVDType = "f16"
-    threads: int | None = None
-    """None: one per usable core."""
-    chat_template: Path | str | None = None
-    """A jinja file instead of the model's own template."""
-    template_date: date | None = None
-    """The date that chat templates see and may write into the prompt; None: today's."""
-    enable_prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises InputError: a value of the wrong type, or out of range."""
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads"):
-            value = getattr(self, name)
-            optional = self.__dataclass_fields__[name].default is None
-            if (value is None and optional) or (name == "max_model_len" and value == "auto"):
-                continue
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value!r}; a positive integer is needed", param=name)
-        if self.kv_dtype not in get_args(KVDType):
-            raise InputError(
-                f"kv_dtype is {self.kv_dtype!r}; there are {', '.join(get_args(KVDType))}", param="kv_dtype"
-            )
-        if not (self.template_date is None or isinstance(self.template_date, date)):
-            raise InputError(
-                f"template_date is {self.template_date!r}; a datetime.date is needed", param="template_date"
-            )
-        cores = usable_cores()
-        if self.threads is not None and self.threads > cores:
-            raise InputError(
-                f"threads is {self.threads}, but this process may use {cores} core{'s' if cores > 1 else ''}: "
-                "more threads than cores only wait for each other",
-                param="threads",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +58,7 @@ class OpenModel:
 
     def footprint(self, options: EngineOptions) -> Footprint:
         """The memory that running it takes."""
-        return footprint(
-            self.weights,
-            kv_dtype=options.kv_dtype,
-            max_batched_tokens=options.max_num_batched_tokens,
-            max_num_seqs=options.max_num_seqs,
-            threads=options.threads or usable_cores(),
-        )
+        return footprint(self.weights, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +71,7 @@ class LoadedModel:
     """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    executor: NativeExecutor
+    executor: Executor
     engine: Engine
     """Not started: step it, or start it on a thread of its own."""
 
@@ -136,13 +85,12 @@ class LoadedModel:
         if self.chat_template is None and self.source.go_template is not None:
             kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
         kv = self.executor.kv_geometry
-        threads = self.executor.threads
         context = self.engine.config.max_model_len
         most = self.spec.context_length
         return {
             "model": f"{self.name} ({kind}), {self.spec.architecture}, {self.weight_types}, "
             f"{self.executor.weight_bytes / 2**20:.0f} MiB of weights",
-            "device": f"CPU, {self.executor.isa}, {threads} thread{'s' if threads > 1 else ''}",
+            "device": self.executor.device,
             "context": f"{context} tokens" + (f" (the model's own is {most})" if context < most else ""),
             "KV cache": f"up to {kv.num_blocks * kv.bytes_per_block / 2**30:.2f} GiB ({self.executor.kv_dtype}), "
             f"{kv.num_blocks * kv.block_size} tokens in {kv.num_blocks} blocks",
@@ -200,6 +148,7 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
     Raises:
         InputError: the options ask for what the model or the memory does not have.
         ModelFileError: the model's shape is one that the kernels do not cover.
+        ExecutorError: the model does not fit the GPU's memory.
     """
     max_model_len, num_blocks = _context_and_blocks(opened, options)
     config = EngineConfig(
@@ -209,14 +158,7 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
         enable_prefix_caching=options.enable_prefix_caching,
         eos_ids=opened.tokenizer.eos_ids,
     )
-    executor = NativeExecutor(
-        opened.weights,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        max_batched_tokens=options.max_num_batched_tokens,
-        kv_dtype=options.kv_dtype,
-        threads=options.threads or usable_cores(),
-    )
+    executor = make_executor(opened.weights, options, num_blocks=num_blocks, max_model_len=max_model_len)
     return LoadedModel(
         source=opened.source,
         spec=opened.spec,
@@ -244,7 +186,7 @@ def _context_and_blocks(opened: OpenModel, options: EngineOptions) -> tuple[int,
             f"max_model_len is {wanted}, but {opened.name} was trained for {own} tokens", param="max_model_len"
         )
     context = wanted if isinstance(wanted, int) else min(own, opened.source.context_length or own)
-    free = max(free_memory() - needs.weights - needs.buffers, 0)
+    free = max(free_memory_on(options.device) - needs.weights - needs.buffers, 0)
     memory = options.kv_memory
     if memory is None:
         memory = min(free // 4, needs.kv(context, options.max_num_seqs))

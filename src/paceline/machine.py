@@ -7,6 +7,8 @@ from pathlib import Path
 import psutil
 import pynvml
 
+from paceline.errors import InputError
+
 _CGROUP = Path("/sys/fs/cgroup")
 """Version 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html); inside a container its own limits stand here."""
 
@@ -29,6 +31,19 @@ def free_memory() -> int:
         statistics = dict(line.split() for line in _read("memory.stat").splitlines())
         free = min(free, int(limit) - int(used) + int(statistics.get("inactive_file", 0)))
     return max(free, 0)
+
+
+def free_gpu_memory(number: int) -> int:
+    """Bytes of a GPU that nobody has taken.
+
+    Raises:
+        InputError: NVIDIA's driver shows no such GPU.
+    """
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(number)).free)
+    except pynvml.NVMLError as error:
+        raise InputError(f"there is no GPU {number} for the device cuda:{number}: {error}", param="device") from error
 
 
 def gpu_names() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.executors.native import NativeExecutor
-from paceline.executors.torch import TorchExecutor
+from paceline.executors.torch.executor import TorchExecutor
 from paceline.models.spec import ModelWeights
 from tests.executors.test_kernels import ISAS
 from tests.executors.tiny_models import VARIANTS, TinyModel, make_tiny_models

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.executors.base import Batch, Float32
 from paceline.executors.native import NativeExecutor
-from paceline.executors.torch import TorchExecutor
+from paceline.executors.torch.executor import TorchExecutor
 from paceline.models.architectures import ARCHITECTURES
 from paceline.models.rope import LinearScaling, RopeSpec, YarnScaling
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights

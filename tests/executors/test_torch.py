@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from paceline.errors import ExecutorError, InputError
-from paceline.executors import torch_step
 from paceline.executors.native import NativeExecutor
-from paceline.executors.torch import TorchExecutor
-from paceline.executors.torch_model import TorchModel
+from paceline.executors.torch import step as torch_step
+from paceline.executors.torch.executor import TorchExecutor
+from paceline.executors.torch.model import TorchModel
 from paceline.models.quants import QuantType
 from paceline.models.spec import ModelWeights
 from tests.executors.batches import Row, Sequence, logits_of_all, make_batch
@@ -173,6 +173,6 @@ def test_more_positions_than_the_model_has_are_refused() -> None:
 
 def test_without_pytorch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "paceline.executors.torch")
+    monkeypatch.delitem(sys.modules, "paceline.executors.torch.executor")
     with pytest.raises(InputError, match=r"pip install 'paceline\[torch\]'"):
-        importlib.import_module("paceline.executors.torch")
+        importlib.import_module("paceline.executors.torch.executor")

@@ -26,7 +26,7 @@ CONVERTED_BY_TRANSFORMERS = ["gpt-2", "llama-bpe", "qwen2", "llama-spm", "phi-3"
 SPLITS_OF_TRANSFORMERS = ["dbrx", "deepseek-r1-qwen", "llama-v3", "llama3", "phi-2", "smaug-bpe", "tekken"]
 PROVEN_BY_SMOLLM2 = "smollm"  # test_tokenizer.py
 
-REAL_MODELS = [name for name in ("gemma3-270m", "qwen2.5-coder-1.5b") if name in catalog.CATALOG]
+REAL_MODELS = ["gemma3-270m", pytest.param("qwen2.5-coder-1.5b", marks=pytest.mark.slow)]  # the latter is 1.1 GB
 
 
 @cache

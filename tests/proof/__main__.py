@@ -15,8 +15,8 @@ from paceline.models.quants import QuantType
 from tests.executors.float64_model import reference_logits
 from tests.executors.tiny_models import LENGTH, VARIANTS, TinyModel, make_tiny_models
 from tests.oracles import llama_cpp_source
-from tests.proof.quantized import EXECUTORS, all_logits, quantized_error
 from tests.proof.quality import llama_cpp_perplexity, measure
+from tests.proof.quantized import EXECUTORS, all_logits, quantized_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 CHUNKS = 16
@@ -54,8 +54,8 @@ REAL = """
 ## Real models
 
 On the first {chunks} chunks of 512 tokens of llama.cpp's documentation, each chunk scored in its second half
-(llama-perplexity's protocol). *transformers* has the same weights, dequantized to float32; *KL* and *same choice* compare
-every token's distribution with its.
+(llama-perplexity's protocol). *transformers* has the same weights, dequantized to float32; *KL* and *same choice*
+compare every token's distribution with its.
 
 | model | KV cache | perplexity | transformers | llama.cpp | KL, nat | same choice |
 |---|---|---:|---:|---:|---:|---:|

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.executors.base import Batch, Float32
 from paceline.executors.native import NativeExecutor
-from paceline.executors.torch import TorchExecutor
+from paceline.executors.torch.executor import TorchExecutor
 from paceline.models.quants import QuantType
 from paceline.models.spec import ModelSpec, ModelWeights
 from tests.executors.batches import Row, Sequence, make_batch

@@ -17,6 +17,9 @@ def engine(
     model: Annotated[
         str, typer.Argument(help="Catalog name, path of a GGUF file, hf:owner/repo[:file] or ollama:name.")
     ] = "smollm2-135m",
+    device: Annotated[
+        str, typer.Option(help="cpu (our own kernels), cuda or cuda:1 (PyTorch on a GPU), torch:cpu (to compare with).")
+    ] = "cpu",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, random ones.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt.")] = 128,
     batch: Annotated[str, typer.Option(help="Prompts at once, such as 1,8,32; one line each.")] = "1,8,32",
@@ -40,13 +43,15 @@ def engine(
     from paceline.cli.pull import pull_progress
     from paceline.cli.size import parse_size
     from paceline.errors import InputError
-    from paceline.loading import EngineOptions, load_model
+    from paceline.loading import load_model
+    from paceline.options import EngineOptions
 
     if json and csv:
         raise InputError("--json and --csv exclude each other")
     shapes = [Shape(size, prompt_tokens, new_tokens) for size in _batch_sizes(batch)]
     most = max(shape.batch for shape in shapes)
     options = EngineOptions(
+        device=device,
         max_num_seqs=most,
         max_num_batched_tokens=max(max_num_batched_tokens, most),
         kv_dtype=kv_dtype,

@@ -8,8 +8,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.loading import EngineOptions, OpenModel
+    from paceline.loading import OpenModel
     from paceline.models.spec import ModelSpec
+    from paceline.options import EngineOptions
 
 _PROVEN = 0.05
 """How far measured and predicted memory may be apart."""
@@ -37,7 +38,7 @@ def inspect(
     Example: paceline inspect smollm2-135m --max-model-len 4096 --concurrency 8 --prove
     """
     from paceline.errors import InputError
-    from paceline.loading import EngineOptions
+    from paceline.options import EngineOptions
 
     opened = _open(model)
     own = opened.spec.context_length

@@ -222,7 +222,8 @@ def _refusal(body: bytes, code: object) -> PacelineError:
 
 def _load(model: str, options: ChatOptions) -> "LocalPartner":
     from paceline.cli.pull import pull_progress
-    from paceline.loading import EngineOptions, load_model
+    from paceline.loading import load_model
+    from paceline.options import EngineOptions
 
     with pull_progress() as progress:
         loaded = load_model(model, options=EngineOptions(max_num_seqs=1), progress=progress)

@@ -29,6 +29,9 @@ def serve(
         datetime | None,
         typer.Option(metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="What chat templates take for today."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu (our own kernels), cuda or cuda:1 (PyTorch on a GPU), torch:cpu (to compare with).")
+    ] = "cpu",
     max_model_len: Annotated[
         str | None,
         typer.Option(
@@ -61,13 +64,15 @@ def serve(
     """
     from paceline.cli.pull import pull_progress
     from paceline.cli.size import parse_context, parse_size
-    from paceline.loading import EngineOptions, load_model
+    from paceline.loading import load_model
+    from paceline.options import EngineOptions
     from paceline.server.app import create_app
     from paceline.server.listen import HttpServer, bind
 
     _configure_logging()
     keys = _usable_keys(api_key)
     options = EngineOptions(
+        device=device,
         max_model_len=parse_context(max_model_len),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -140,6 +140,21 @@ class Executor(Protocol):
     def kv_geometry(self) -> KVGeometry: ...
 
     @property
+    def device(self) -> str:
+        """What it computes on, for people: ``CPU, avx512, 2 threads``."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type in which K and V are kept, such as ``f16``."""
+        ...
+
+    @property
     def max_batched_tokens(self) -> int:
         """Largest T that ``execute`` takes."""
         ...

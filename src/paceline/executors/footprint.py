@@ -1,6 +1,8 @@
-"""How much memory the native executor takes for a model: known before the model is loaded."""
+"""How much memory an executor takes for a model: known before the model is loaded."""
 
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
 from paceline import _native
 from paceline.executors.base import BLOCK_SIZE
@@ -36,7 +38,7 @@ class Footprint:
         return memory // self.kv_block * BLOCK_SIZE
 
 
-def footprint(
+def native_footprint(
     weights: ModelWeights, *, kv_dtype: KVDType, max_batched_tokens: int, max_num_seqs: int, threads: int
 ) -> Footprint:
     """The memory of a ``NativeExecutor`` with these arguments that samples for ``max_num_seqs`` requests."""
@@ -48,6 +50,17 @@ def footprint(
         ),
         buffers=_activations(weights, max_batched_tokens) + _logits(weights.spec.vocab_size, max_num_seqs, threads),
         kv_block=kv_bytes_per_block(weights.spec, kv_dtype),
+    )
+
+
+def torch_footprint(weights: ModelWeights, *, dtype: Literal["float32", "bfloat16"], half_kv: bool) -> Footprint:
+    """The memory of a ``TorchExecutor``: matrices in ``dtype``. What a step takes is PyTorch's affair, and left out."""
+    width = 2 if dtype == "bfloat16" else 4
+    spec = weights.spec
+    return Footprint(
+        weights=sum(prod(t.shape) * (width if len(t.shape) == 2 else 4) for t in weights.tensors.values()),
+        buffers=0,
+        kv_block=2 * BLOCK_SIZE * spec.num_layers * spec.kv_size * (2 if half_kv else 4),
     )
 
 

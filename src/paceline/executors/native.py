@@ -56,7 +56,7 @@ class NativeExecutor:
     ) -> None:
         self.spec = weights.spec
         self.threads = threads
-        self.kv_dtype = kv_dtype
+        self.kv_dtype: KVDType = kv_dtype
         self.max_batched_tokens = max_batched_tokens
         self.kv_geometry = KVGeometry(BLOCK_SIZE, num_blocks, kv_bytes_per_block(weights.spec, kv_dtype))
         try:
@@ -70,6 +70,11 @@ class NativeExecutor:
     def isa(self) -> str:
         """Instruction set of the kernels in use."""
         return self._open_model().isa
+
+    @property
+    def device(self) -> str:
+        """See ``Executor.device``."""
+        return f"CPU, {self.isa}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     @property
     def weight_bytes(self) -> int:

@@ -13,10 +13,10 @@ except ModuleNotFoundError as error:
     raise InputError("running models with PyTorch needs PyTorch: pip install 'paceline[torch]'") from error
 
 from paceline.executors.base import BLOCK_SIZE, Batch, Float32, KVGeometry, StepResult
-from paceline.executors.torch_model import KVCache, TorchModel
-from paceline.executors.torch_sampling import RowSampler, collect
-from paceline.executors.torch_step import prepare
-from paceline.executors.validate import BatchLimits, validate
+from paceline.executors.torch.model import KVCache, TorchModel
+from paceline.executors.torch.sampling import RowSampler, collect
+from paceline.executors.torch.step import prepare
+from paceline.executors.torch.validate import BatchLimits, validate
 from paceline.models.spec import ModelSpec, ModelWeights
 
 TorchKVDType = Literal["f32", "f16", "bf16"]
@@ -31,6 +31,11 @@ _ROWS_AT_A_TIME = 64
 _Loaded = tuple[TorchModel, KVCache]
 
 
+def use_threads(number: int) -> None:
+    """How many CPU threads PyTorch computes with, in this whole process."""
+    torch.set_num_threads(number)
+
+
 def torch_kv_bytes_per_block(spec: ModelSpec, kv_dtype: TorchKVDType) -> int:
     """Bytes of one KV block: K and V of 32 tokens in every layer."""
     return 2 * BLOCK_SIZE * spec.num_layers * spec.kv_size * _KV_TYPES[kv_dtype].itemsize
@@ -43,7 +48,7 @@ class TorchExecutor:
     of the batch: libraries of matrix products choose their order of summation by it. Where two tokens are all but
     equally likely, company or chunking may therefore decide between them. ``NativeExecutor`` promises more.
 
-    How many CPU threads PyTorch uses is the caller's choice (``torch.set_num_threads``), as it holds for the process.
+    How many CPU threads PyTorch uses is the caller's choice (``use_threads``), as it holds for the process.
 
     Args:
         num_blocks: size of the KV pool in blocks of 32 tokens.
@@ -70,7 +75,7 @@ class TorchExecutor:
         dtype: TorchDType = "float32",
     ) -> None:
         self.spec = weights.spec
-        self.kv_dtype = kv_dtype
+        self.kv_dtype: TorchKVDType = kv_dtype
         self.max_batched_tokens = max_batched_tokens
         self.kv_geometry = KVGeometry(BLOCK_SIZE, num_blocks, torch_kv_bytes_per_block(self.spec, kv_dtype))
         self._limits = BatchLimits(self.spec.vocab_size, num_blocks, max_batched_tokens, max_model_len)
@@ -93,10 +98,10 @@ class TorchExecutor:
 
     @property
     def device(self) -> str:
-        """Such as ``cpu`` or ``cuda:0 (NVIDIA H200)``."""
+        """Such as ``PyTorch on cpu`` or ``PyTorch on cuda:0 (NVIDIA H200)``."""
         if self._device.type != "cuda":
-            return str(self._device)
-        return f"{self._device} ({torch.cuda.get_device_name(self._device)})"
+            return f"PyTorch on {self._device}"
+        return f"PyTorch on {self._device} ({torch.cuda.get_device_name(self._device)})"
 
     @property
     def weight_bytes(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.executors.base import BLOCK_SIZE
-from paceline.executors.torch_step import AttentionGroup, Step
+from paceline.executors.torch.step import AttentionGroup, Step
 from paceline.models.quants import dequantize
 from paceline.models.rope import RopeSpec
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights
