@@ -4,14 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow lint clean
+.PHONY: help demo test test-slow models-table lint clean
 
 help:
-	@echo "make demo       build, fetch a small model, serve it, chat, measure (about 3 minutes)"
-	@echo "make test       lint, types and tests (what CI runs)"
-	@echo "make test-slow  the tests that take minutes"
-	@echo "make lint       format and lint, changing files"
-	@echo "make clean      remove the environment and all build products"
+	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
+	@echo "make test          lint, types and tests (what CI runs)"
+	@echo "make test-slow     the tests that take minutes"
+	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
+	@echo "make lint          format and lint, changing files"
+	@echo "make clean         remove the environment and all build products"
 
 # What is installed follows pyproject.toml and the C++ sources; Python sources are used where they lie.
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
@@ -41,6 +42,9 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
+
+models-table: $(VENV)/installed-dev
+	$(BIN)/python -m tests.proof
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format

@@ -169,7 +169,7 @@ def test_variables_of_the_template_reach_it(smollm2_path: Path, tmp_path: Path) 
 
 
 def test_unknown_options_are_named(smollm2_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no option max_len; there are: max_model_len, "):
+    with pytest.raises(InputError, match=r"no option max_len; there are: device, max_model_len, "):
         LLM(str(smollm2_path), max_len=5)
 
 

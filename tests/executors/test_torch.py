@@ -140,7 +140,7 @@ def test_calls_from_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_device_is_named() -> None:
-    assert executor().device == "cpu"
+    assert executor().device == "PyTorch on cpu"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch sees")

@@ -36,6 +36,7 @@ def tiny_spec(
 
 
 def tiny_weights(spec: ModelSpec, kind: QuantType = QuantType.F32, seed: int = 0) -> ModelWeights:
+    """Where the type's blocks do not divide a row, Q8_0 stands in, as in files that llama.cpp quantizes."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, shape in tensor_shapes(spec):
@@ -43,7 +44,8 @@ def tiny_weights(spec: ModelSpec, kind: QuantType = QuantType.F32, seed: int = 0
             data = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32).view(np.uint8)
             tensors[name] = Tensor(name, shape, QuantType.F32, data.reshape(-1))
         else:
-            tensors[name] = Tensor(name, shape, kind, random_stored(rng, shape, kind))
+            type_ = kind if shape[1] % kind.block.elements == 0 else QuantType.Q8_0
+            tensors[name] = Tensor(name, shape, type_, random_stored(rng, shape, type_))
     return ModelWeights(spec, tensors)
 
 

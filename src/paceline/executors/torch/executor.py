@@ -93,7 +93,7 @@ class TorchExecutor:
         except RuntimeError as error:
             size = num_blocks * self.kv_geometry.bytes_per_block / 2**20
             raise ExecutorError(
-                f"{self.spec.name} and a KV pool of {size:.0f} MiB do not fit {self.device}: {error}"
+                f"{self.spec.name} and a KV pool of {size:.0f} MiB do not fit {self._device}: {error}"
             ) from error
 
     @property
