@@ -1,9 +1,9 @@
-"""Our engine against llama.cpp, without HTTP: both in turn on the same file, prompts of 128 tokens, 64 new ones.
+"""Our engine against llama.cpp and OpenVINO, without HTTP: in turn on the same file, 128 tokens in, 64 out.
 
     .venv/bin/python benchmarks/engine.py [--rounds 5] [--model smollm2-135m]
 
-The machine may be shared and drift, so the two take turns within every round, and what counts is the ratio of the
-medians. llama.cpp runs on the file as it is and, since its own Q4_0 kernels are faster, requantized to Q4_0 as well.
+The machine may be shared and drift, so they take turns within every round, and what counts is the ratio of the medians.
+llama.cpp runs on the file as it is and, since its own Q4_0 kernels are faster, requantized to Q4_0 as well.
 """
 
 import argparse
@@ -32,11 +32,13 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     arguments = parser.parse_args()
     stored = Path(output([sys.executable, "-m", "paceline.cli.main", "pull", arguments.model]).splitlines()[-1])
-    subprocess.run([PEERS, "install", "llama"], check=True)
+    for peer in ("llama", "openvino"):
+        subprocess.run([PEERS, "install", peer], check=True)
     contenders = {
         "paceline": lambda: ours(stored),
-        "llama.cpp": lambda: theirs(stored),
-        "llama.cpp Q4_0": lambda: theirs(requantized(stored)),
+        "llama.cpp": lambda: theirs("llama", stored),
+        "llama.cpp Q4_0": lambda: theirs("llama", requantized(stored)),
+        "OpenVINO": lambda: theirs("openvino", stored),
     }
     seen: dict[str, dict[tuple[str, int], list[float]]] = {name: defaultdict(list) for name in contenders}
     for number in range(arguments.rounds):
@@ -58,9 +60,9 @@ def ours(model: Path) -> Figures:
     return figures
 
 
-def theirs(model: Path) -> Figures:
+def theirs(peer: str, model: Path) -> Figures:
     sizes = {"PEERS_PROMPT": PROMPT, "PEERS_NEW": NEW, "PEERS_BATCH": ",".join(map(str, BATCHES))}
-    lines = output([str(PEERS), "offline", "llama", str(model)], {name: str(value) for name, value in sizes.items()})
+    lines = output([str(PEERS), "offline", peer, str(model)], {name: str(value) for name, value in sizes.items()})
     figures = {}
     for cell in map(json.loads, lines.splitlines()):
         figures["prefill", cell["pl"]] = cell["speed_pp"]
@@ -87,20 +89,21 @@ def output(command: list[str], environment: dict[str, str] | None = None) -> str
 
 
 def report(medians: dict[str, Figures], rounds: int, model: Path) -> str:
-    """A Markdown section: medians in tok/s, and ours over the better of llama.cpp's two."""
+    """A Markdown section: medians in tok/s, and ours over the better of llama.cpp's two and over OpenVINO's."""
     names = list(medians)
     lines = [
         f"{model.name}, {PROMPT} tokens in, {NEW} out, {rounds} rounds in turn, medians in tok/s; "
         f"{cpu()}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d')}",
         "",
-        "| | batch | " + " | ".join(names) + " | ratio to the better |",
-        "|---|--:|" + "--:|" * (len(names) + 1),
+        "| | batch | " + " | ".join(names) + " | to llama.cpp's better | to OpenVINO |",
+        "|---|--:|" + "--:|" * (len(names) + 2),
     ]
     for what in ("prefill", "decode"):
         for batch in BATCHES:
             values = [medians[name][what, batch] for name in names]
-            ratio = values[0] / max(values[1:])
-            lines.append(f"| {what} | {batch} | " + " | ".join(f"{v:.0f}" for v in values) + f" | {ratio:.2f} |")
+            ratios = values[0] / max(values[1:3]), values[0] / values[3]
+            columns = [f"{v:.0f}" for v in values] + [f"{ratio:.2f}" for ratio in ratios]
+            lines.append(f"| {what} | {batch} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
