@@ -6,6 +6,7 @@ make models-table        (about ten minutes; `benchmarks/peers install llama` fi
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.proof.quality import llama_cpp_perplexity, measure
 from tests.proof.quantized import EXECUTORS, all_logits, quantized_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
-CHUNKS = 16
+CHUNKS = 8
 
 HEAD = """# Models: what is proven, and how
 
@@ -63,10 +64,11 @@ compare every token's distribution with its.
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, DOCUMENT.open("w") as document:
         models = make_tiny_models(VARIANTS, Path(folder) / "tiny", llama_cpp_source())
-        text = "".join([HEAD, *_architectures(models), *_types(models), *_real_models(Path(folder))])
-    DOCUMENT.write_text(text)
+        for text in chain([HEAD], _architectures(models), _types(models), _real_models(Path(folder))):
+            document.write(text)
+            document.flush()
     print(f"wrote {DOCUMENT}", file=sys.stderr)
 
 
