@@ -23,6 +23,7 @@ def test_auto_takes_the_longest_context_that_the_memory_holds(smollm2_path: Path
         assert loaded.engine.config.max_model_len == 320
         assert loaded.executor.kv_geometry.num_blocks == 10
         assert loaded.describe()["context"] == "320 tokens (the model's own is 8192)"
+        assert loaded.describe()["KV cache"] == "up to 7 MiB (f16), 320 tokens in 10 blocks"
     finally:
         loaded.close()
 

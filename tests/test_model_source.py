@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.cli.inspect import inspect
 from paceline.errors import ModelFileError
 from paceline.loading import load_model
 from paceline.models import catalog, ollama_store
@@ -48,6 +49,18 @@ def test_a_model_of_ollama_answers_as_its_owner_wants(store: OllamaStore, smollm
         assert llm.model.describe()["model"].startswith("smollm2:135m (instruct)")
         without = dataclasses.replace(llm.model, chat_template=None)
         assert "its chat template is in Go's language" in without.describe()["model"]
+
+
+def test_inspect_shows_what_the_owner_set(
+    store: OllamaStore, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"temperature": 0.5, "num_ctx": 256}
+    add_smollm2(store, smollm2_path, parameters, system=b"Count on.", template=b"{{ .Prompt }}")
+    inspect("ollama:smollm2:135m", render=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "set by its owner  temperature: 0.5" in lines
+    assert [line.strip() for line in lines].count("context: 256 tokens") == 1
+    assert lines[lines.index("<|im_start|>system") + 1] == "Count on.<|im_end|>"
 
 
 @pytest.mark.parametrize(

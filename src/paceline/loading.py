@@ -48,6 +48,10 @@ class OpenModel:
         return self.weights.spec
 
     @property
+    def kind(self) -> str:
+        return _kind(self.source, self.chat_template)
+
+    @property
     def weight_types(self) -> str:
         """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
         elements: Counter[str] = Counter()
@@ -81,10 +85,10 @@ class LoadedModel:
 
     def describe(self) -> dict[str, str]:
         """What an operator wants to know, as (label, text) in reading order."""
-        kind = "instruct" if self.chat_template is not None else "base: no chat template"
-        if self.chat_template is None and self.source.go_template is not None:
-            kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
+        kind = _kind(self.source, self.chat_template)
         kv = self.executor.kv_geometry
+        kv_bytes = kv.num_blocks * kv.bytes_per_block
+        size = f"{kv_bytes / 2**30:.2f} GiB" if kv_bytes >= 2**30 else f"{kv_bytes / 2**20:.0f} MiB"
         context = self.engine.config.max_model_len
         most = self.spec.context_length
         return {
@@ -92,7 +96,7 @@ class LoadedModel:
             f"{self.executor.weight_bytes / 2**20:.0f} MiB of weights",
             "device": self.executor.device,
             "context": f"{context} tokens" + (f" (the model's own is {most})" if context < most else ""),
-            "KV cache": f"up to {kv.num_blocks * kv.bytes_per_block / 2**30:.2f} GiB ({self.executor.kv_dtype}), "
+            "KV cache": f"up to {size} ({self.executor.kv_dtype}), "
             f"{kv.num_blocks * kv.block_size} tokens in {kv.num_blocks} blocks",
         }
 
@@ -168,6 +172,15 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
         executor=executor,
         engine=Engine(executor, opened.tokenizer, config),
     )
+
+
+def _kind(source: ModelSource, template: ChatTemplate | None) -> str:
+    """Base or instruct, as far as its file tells."""
+    if template is not None:
+        return "instruct"
+    if source.go_template is not None:
+        return "its chat template is in Go's language, which cannot be run here; see --chat-template"
+    return "base: no chat template"
 
 
 def _check_sampling(source: ModelSource) -> None:

@@ -41,9 +41,21 @@ def test_render_shows_the_chat_template(smollm2_path: Path) -> None:
     assert "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>" in done.stdout
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
-def test_the_predicted_memory_is_what_it_takes(smollm2_path: Path, kv_dtype: str) -> None:
-    done = inspect("smollm2-135m", "--max-model-len", "1024", "--concurrency", "3", "--kv-dtype", kv_dtype, "--prove")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--max-model-len 1024 --concurrency 3",
+        "--max-model-len 1024 --concurrency 3 --kv-dtype int8",
+        "--max-model-len 512 --max-num-batched-tokens 4096",  # a step that is never full
+        "--max-model-len 256 --concurrency 8 --max-num-batched-tokens 2048",  # one that several requests fill
+        "--max-model-len 2 --concurrency 40",
+    ],
+)
+@pytest.mark.parametrize("cores", [1, 64])
+def test_the_predicted_memory_is_what_it_takes(smollm2_path: Path, arguments: str, cores: int) -> None:
+    main = f"import paceline.options as o; o.usable_cores = lambda: {cores}; import paceline.cli.main as m; m.main()"
+    command = [sys.executable, "-c", main, "inspect", "smollm2-135m", *arguments.split(), "--prove"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = rows(done.stdout)
     difference = float(re.search(r"([+-][\d.]+)%", shown["measured peak"])[1])  # type: ignore[index]

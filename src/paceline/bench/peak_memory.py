@@ -1,11 +1,12 @@
 """The memory a model really takes: every context filled, and the peak read from the kernel."""
 
+import ctypes
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import psutil
+from numpy.random import default_rng
 
 from paceline.engine.batch import build_batch
 from paceline.engine.request import Request, SamplingParams
@@ -14,20 +15,24 @@ from paceline.loading import LoadedModel
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9)
+_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1)
+"""What makes the sampler use all its arrays."""
 _RESET_PEAK = "5"  # https://docs.kernel.org/filesystems/proc.html
 
 
 def resident_memory() -> int:
-    """Bytes of this process that are in memory now."""
+    """Bytes of this process that are in memory now, without what has been freed and would be used again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
     return int(psutil.Process().memory_info().rss)
 
 
 def measure_peak(loaded: LoadedModel, contexts: int, on_tokens: Callable[[int], None]) -> int:
     """The process's peak memory in bytes while ``contexts`` requests are held, each as long as the context allows.
 
-    In the end all of them sample a token in one step. The executor is driven without the scheduler, which would end the
-    first request before the last has its blocks.
+    Steps are as large as they may be, and in the end all of them sample a token in one. The executor is driven without
+    the scheduler, which would end the first request before the last has its blocks.
 
     Args:
         loaded: with a KV pool that holds all of them.
@@ -36,7 +41,7 @@ def measure_peak(loaded: LoadedModel, contexts: int, on_tokens: Callable[[int], 
     """
     _CLEAR_REFS.write_text(_RESET_PEAK)
     length, blocks = loaded.engine.config.max_model_len, 0
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     requests = []
     for number in range(contexts):
         prompt = rng.integers(0, loaded.spec.vocab_size, length).tolist()
@@ -44,22 +49,28 @@ def measure_peak(loaded: LoadedModel, contexts: int, on_tokens: Callable[[int], 
         table = range(blocks, blocks + -(-length // loaded.executor.kv_geometry.block_size))
         request.block_table = array("i", table)
         blocks = table.stop
-        for done in _compute(loaded, request):
-            on_tokens(number * length + done)
         requests.append(request)
+    while chunks := _next_step(requests, loaded.engine.config.max_num_batched_tokens):
+        _execute(loaded, chunks)
+        for chunk in chunks:
+            chunk.request.num_computed_tokens += chunk.num_tokens
+        on_tokens(sum(request.num_computed_tokens for request in requests))
     for request in requests:
         request.num_computed_tokens -= 1
     _execute(loaded, [Chunk(request, 1, samples=True) for request in requests])
     return _peak()
 
 
-def _compute(loaded: LoadedModel, request: Request) -> Iterator[int]:
-    """Compute a request's prompt in steps of the largest size; the tokens done after each."""
-    while pending := request.num_pending_tokens:
-        count = min(pending, loaded.engine.config.max_num_batched_tokens)
-        _execute(loaded, [Chunk(request, count, samples=count == pending)])
-        request.num_computed_tokens += count
-        yield request.num_computed_tokens
+def _next_step(requests: Sequence[Request], room: int) -> list[Chunk]:
+    """``room`` tokens of the first requests that are not all computed; none when all are."""
+    chunks = []
+    for request in requests:
+        pending = request.num_pending_tokens
+        count = min(pending, room)
+        if count:
+            chunks.append(Chunk(request, count, samples=count == pending))
+        room -= count
+    return chunks
 
 
 def _execute(loaded: LoadedModel, chunks: list[Chunk]) -> None:

@@ -34,10 +34,13 @@ def engine(
 ) -> None:
     """Measure the engine without HTTP: prefill and decode speed at several batch sizes.
 
-    Prompts are random and never shared; every request generates all its tokens. Prefill tok/s is over the time until
-    the last prompt of the batch has its first token, decode tok/s over the time in which all of them decode.
+    Prompts are random and never shared; every request generates all its tokens.
+    Prefill tok/s is over the time until the last prompt of the batch has its
+    first token, decode tok/s over the time in which all of them decode.
 
-    Example: paceline bench engine smollm2-135m --prompt-tokens 128 --new-tokens 64 --batch 1,8,32
+    Example:
+
+      paceline bench engine qwen2.5-coder-1.5b --prompt-tokens 128 --batch 1,8
     """
     from paceline.bench.offline import Shape, check_fits, measure
     from paceline.cli.pull import pull_progress
@@ -129,7 +132,7 @@ def _as_table(loaded: "LoadedModel", cells: "Sequence[EngineCell]", repeat: int)
     head = "| " + " | ".join(text.rjust(width) for text, width in zip(header, widths, strict=True)) + " |"
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     facts = loaded.describe()
-    title = f"{facts['model']}; {facts['device']}; {repeat} rounds after one of warm-up"
+    title = f"{facts['model']}; {facts['device']}; {repeat} round{'' if repeat == 1 else 's'} after one of warm-up"
     return "\n".join([title, "", head, rule, *lines])
 
 

@@ -27,15 +27,18 @@ def inspect(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to plan for.")] = 1,
     kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
-    render: Annotated[bool, typer.Option(help="Show a conversation as the chat template writes it.")] = False,
-    prove: Annotated[bool, typer.Option(help="Load it, fill every context, and compare the memory.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Show a conversation as the template writes it.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Load it, fill every context, compare the memory.")] = False,
 ) -> None:
     """Show what MODEL is, and how much memory it takes here.
 
-    --prove loads the model, computes CONCURRENCY requests of MAX_MODEL_LEN tokens and compares the memory this process
-    took at its peak with the prediction; exit code 1 says that they are more than 5 % apart.
+    --prove loads the model, computes --concurrency requests of --max-model-len
+    tokens and compares the memory this process took at its peak with the
+    prediction; exit code 1 says that they are more than 5 % apart.
 
-    Example: paceline inspect smollm2-135m --max-model-len 4096 --concurrency 8 --prove
+    Example:
+
+      paceline inspect gemma3-270m --max-model-len 4096 --concurrency 8 --prove
     """
     from paceline.errors import InputError
     from paceline.options import EngineOptions
@@ -49,7 +52,8 @@ def inspect(
         max_model_len=tokens,
         max_num_seqs=concurrency,
         kv_dtype=kv_dtype,
-        max_num_batched_tokens=max(max_num_batched_tokens, concurrency),
+        # No step is larger than all there is to compute.
+        max_num_batched_tokens=max(min(max_num_batched_tokens, tokens * concurrency), concurrency),
     )
     _print_table(_description(opened) + _memory(opened, options, tokens, concurrency))
     if render:
@@ -68,12 +72,14 @@ def _open(model: str) -> "OpenModel":
 
 
 def _description(opened: "OpenModel") -> Rows:
+    from paceline.cli.pull import brought_with
+
     spec, vocabulary = opened.spec, opened.tokenizer.vocabulary
     tokens = {"bos": vocabulary.bos_id, "unk": vocabulary.unk_id, "pad": vocabulary.pad_id}
     special = [f"{name} {vocabulary.tokens[i]!r} ({i})" for name, i in tokens.items() if i is not None]
     ends = [f"{vocabulary.tokens[i]!r} ({i})" for i in sorted(opened.tokenizer.eos_ids)]
     return [
-        ("model", f"{opened.name}, {'base: no chat template' if opened.chat_template is None else 'instruct'}"),
+        ("model", f"{opened.name}, {opened.kind}"),
         ("file", str(opened.path)),
         ("architecture", f"{spec.architecture}, {_parameters(opened) / 1e6:.1f} M parameters"),
         ("layers", f"{spec.num_layers}, hidden size {spec.hidden_size}, feed-forward {spec.intermediate_size}"),
@@ -85,6 +91,7 @@ def _description(opened: "OpenModel") -> Rows:
         ("vocabulary", f"{spec.vocab_size} tokens{', head shared with the embedding' if spec.tied_embeddings else ''}"),
         ("special tokens", ", ".join(special) or "none"),
         ("ends a turn", ", ".join(ends) or "nothing"),
+        *(("set by its owner" if i == 0 else "", line) for i, line in enumerate(brought_with(opened.source))),
     ]
 
 
@@ -153,14 +160,16 @@ def _mib(size: int) -> str:
 
 
 def _rendered(opened: "OpenModel") -> str:
+    from paceline.models.conversation import with_default_system
+
     if opened.chat_template is None:
-        return "no chat template: a base model continues plain text"
+        return "no chat template: it continues plain text"
     messages = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},
         {"role": "user", "content": "And times 3?"},
     ]
-    return opened.chat_template.render(messages)
+    return opened.chat_template.render(with_default_system(messages, opened.source.system))
 
 
 def _prove(model: str, options: "EngineOptions", tokens: int, concurrency: int) -> None:

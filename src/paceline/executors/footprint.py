@@ -8,10 +8,12 @@ from paceline import _native
 from paceline.executors.base import BLOCK_SIZE
 from paceline.executors.native import KVDType, kv_bytes_per_block
 from paceline.models.quants import QuantType
-from paceline.models.spec import ModelWeights
+from paceline.models.spec import ModelSpec, ModelWeights
 
 _UNQUANTIZED = {QuantType.F32, QuantType.F16, QuantType.BF16}
 _LOGITS_ROWS = 32  # csrc/model.hpp: kLogitsChunk
+_LINEAR_SCRATCH = 86_016  # csrc/model.hpp: Scratch, what is as large for every model
+_TILE_QUERIES = 8  # csrc/matrix.hpp: kTileQueries
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ def native_footprint(
             for tensor in weights.tensors.values()
             if len(tensor.shape) == 2
         ),
-        buffers=_activations(weights, max_batched_tokens) + _logits(weights.spec.vocab_size, max_num_seqs, threads),
+        buffers=_activations(weights, max_batched_tokens)
+        + threads * _scratch(weights.spec)
+        + _logits(weights.spec.vocab_size, max_num_seqs, threads),
         kv_block=kv_bytes_per_block(weights.spec, kv_dtype),
     )
 
@@ -70,6 +74,8 @@ def _activations(weights: ModelWeights, tokens: int) -> int:
     floats = spec.hidden_size + spec.query_size + 2 * spec.kv_size
     if spec.post_norms or spec.residual_scale != 1.0:
         floats += spec.hidden_size
+    if spec.query_size // spec.num_kv_heads % 32:
+        floats += spec.query_size
     per_token = 4 * floats
     per_token += _row_bytes(weights, spec.hidden_size, ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
     per_token += _row_bytes(weights, spec.query_size, ("attn_output",))
@@ -78,10 +84,16 @@ def _activations(weights: ModelWeights, tokens: int) -> int:
     return tokens * per_token
 
 
+def _scratch(spec: ModelSpec) -> int:
+    """What each thread has of its own."""
+    return _LINEAR_SCRATCH + 4 * (_TILE_QUERIES * spec.head_dim + spec.hidden_size)
+
+
 def _logits(vocab_size: int, rows: int, threads: int) -> int:
-    """A float for each row that is sampled at a time, and the arrays of csrc/sampler.hpp for each thread that samples:
-    pages that nobody writes take no memory."""
-    return 4 * vocab_size * (min(rows, _LOGITS_ROWS) + 5 * min(rows, threads))
+    """A float for each row that is sampled at a time, and the arrays of csrc/sampler.hpp for each thread: two are
+    written at the start, the candidates (of three numbers) only where the thread samples."""
+    sampled = min(rows, _LOGITS_ROWS)
+    return 4 * vocab_size * (sampled + 2 * threads + 3 * min(sampled, threads))
 
 
 def _row_bytes(weights: ModelWeights, width: int, readers: tuple[str, ...]) -> int:
