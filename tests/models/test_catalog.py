@@ -318,7 +318,7 @@ def test_waiting_for_another_pull_is_said(entry: catalog.CatalogEntry) -> None:
 
 def test_pull_refuses_what_is_no_name(home: Path) -> None:
     with pytest.raises(
-        InputError, match=r"^unknown model 'smolm2'; known models: .*smollm2-135m \(did you mean smollm2"
+        InputError, match=r"^unknown model 'smolm2'; did you mean smollm2-135m\? Known models: .*smollm2-135m, or hf"
     ):
         catalog.pull("smolm2")
 

@@ -41,12 +41,18 @@ def test_a_catalog_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("smolm2", r"^unknown model 'smolm2'; known models: .* \(did you mean smollm2-135m\?\), or hf:owner/repo"),
+        ("smolm2", r"^unknown model 'smolm2'; did you mean smollm2-135m\? Known models: gemma3.*, or hf:owner/repo"),
+        ("Qwen", r"^unknown model 'Qwen'; did you mean qwen2.5-coder-1.5b\? Known"),
         (
-            "???",
-            r"^unknown model '\?\?\?'; known models: [^(]*, or hf:owner/repo\[:file\], ollama:name\[:tag\], or the",
+            "llama3.2:1b",
+            r"^unknown model 'llama3.2:1b'; known models: .*, or hf:owner/repo\[:file\], ollama:name\[:tag\], or the",
         ),
-        ("folder/model", "folder/model: no such file"),
+        ("", "^MODEL is empty"),
+        ("folder/model", r"^folder/model: no such file; from the Hugging Face hub it would be hf:folder/model$"),
+        ("hf.co/me/m-GGUF:Q4_K_M", r"it would be hf:me/m-GGUF:Q4_K_M$"),
+        ("https://huggingface.co/me/m-GGUF", r"it would be hf:me/m-GGUF$"),
+        ("./model", r"^\./model: no such file; known models"),
+        ("folder/model.gguf", r"^folder/model.gguf: no such file; known models"),
         ("model.gguf", "model.gguf: no such file"),
         ("/", "/ is a directory; a GGUF file is needed"),
         ("hf:", "is no hf:owner/repo"),

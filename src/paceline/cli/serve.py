@@ -136,10 +136,11 @@ def start_screen(loaded: "LoadedModel", name: str, url: str, *, key: str | None)
     """
     from paceline.machine import gpu_names
 
-    rows = [*loaded.describe().items()]
-    gpus = gpu_names()
+    facts = loaded.describe()
+    rows = [*facts.items()]
+    gpus = [name for name in gpu_names() if name not in facts["device"]]
     if gpus:
-        rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; this version computes on the CPU"))
+        rows.append(("GPU", f"{', '.join(gpus)}: not used; --device cuda computes there, with PyTorch"))
     rows.append(("ready", f"{url}  (interactive reference: {url}/docs)"))
     rows.append(("try", _curl(url, name, chat=loaded.chat_template is not None, key=key)))
     return rows

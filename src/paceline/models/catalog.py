@@ -109,10 +109,12 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 def known_names(name: str) -> str:
     """What there is, for a message about a name that there is not."""
-    nearest = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
-    guess = f" (did you mean {nearest[0]}?)" if nearest else ""
+    start = name.lower()
+    near = [known for known in CATALOG if start and known.startswith(start)]
+    near = near or difflib.get_close_matches(start, CATALOG)
+    known = f"did you mean {near[0]}? Known models" if near else "known models"
     others = "or hf:owner/repo[:file], ollama:name[:tag], or the path of a GGUF file"
-    return f"known models: {', '.join(sorted(CATALOG))}{guess}, {others}"
+    return f"{known}: {', '.join(sorted(CATALOG))}, {others}"
 
 
 def _ignore(done: int, total: int, what: str) -> None:

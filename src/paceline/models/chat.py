@@ -153,7 +153,8 @@ class ChatTemplate:
 def no_template_error() -> InputError:
     """What a chat request gets from a model without a template."""
     return InputError(
-        "this model has no chat template: start with --chat-template FILE, or send a plain prompt to /v1/completions",
+        "this model has no chat template: serve it with --chat-template FILE, or let it continue a plain prompt "
+        "(/v1/completions)",
         param="messages",
     )
 

@@ -47,7 +47,7 @@ def download(reference: str, progress: Progress | None = None) -> ModelSource:
             if not cached:
                 raise ModelFileError(
                     f"hf:{reference} is not in the cache, and the hub cannot be reached ({_endpoint()}): "
-                    f"{error or type(error).__name__}"
+                    + _first_line(error)
                 ) from None
             sizes: dict[str, int | None] = {name: path.stat().st_size for name, path in cached.items()}
             return file_source(cached[choose(repository, models_among(sizes), wanted).files[0]])
@@ -162,13 +162,18 @@ def _told(repository: str) -> Iterator[None]:
                 f"hf:{repository}: the hub refuses access (HTTP {status}); open {page} in a browser, and check {token}",
                 param="model",
             ) from None
-        raise ModelFileError(f"hf:{repository}: the hub answers HTTP {status}: {error}") from None
+        raise ModelFileError(f"hf:{repository}: the hub answers HTTP {status}: {_first_line(error)}") from None
     except errors.LocalEntryNotFoundError as error:
         raise ModelFileError(f"hf:{repository}: the download broke off: {error}; pull again to go on") from None
     except _unreachable() as error:
         raise ModelFileError(f"hf:{repository}: the download broke off: {error}; pull again to go on") from None
     except OSError as error:
         raise ModelFileError(f"hf:{repository} could not be stored: {error}; HF_HOME sets another folder") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Without the body of the answer, which may be a page."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _endpoint() -> str:

@@ -1,12 +1,17 @@
 """From a MODEL, as people write it, to its file."""
 
 import os
+import re
 from pathlib import Path
 
 from paceline.errors import InputError
 from paceline.models import catalog, hub, ollama_store
 from paceline.models.partial_file import Progress
 from paceline.models.source import ModelSource, file_source
+
+_LIKE_THE_HUB = re.compile(
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/)?(?P<repository>\w[\w.-]*/[\w.-]+)(?P<wanted>:.+)?", re.ASCII
+)
 
 
 def resolve(model: str, progress: Progress | None = None) -> ModelSource:
@@ -17,6 +22,8 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
         InputError: there is no such model, or what was said fits several.
         ModelFileError: the model could not be downloaded, or Ollama's store is damaged.
     """
+    if not model.strip():
+        raise InputError("MODEL is empty: is the variable that it comes from set?", param="model")
     if _is_path(model):
         return file_source(_existing(model))
     return pull(model, progress)
@@ -46,4 +53,8 @@ def _existing(model: str) -> Path:
         return path
     if path.is_dir():
         raise InputError(f"{model} is a directory; a GGUF file is needed", param="model")
+    hub = _LIKE_THE_HUB.fullmatch(model)
+    if hub is not None and not model.endswith(".gguf"):
+        meant = f"hf:{hub['repository']}{hub['wanted'] or ''}"
+        raise InputError(f"{model}: no such file; from the Hugging Face hub it would be {meant}", param="model")
     raise InputError(f"{model}: no such file; {catalog.known_names(model)}", param="model")
