@@ -129,6 +129,11 @@ def test_a_wrong_or_unsupported_tensor_is_named(
         model_weights(tiny(tmp_path, tensors={name: shape}))
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="of the kind 'adapter'; only whole language models"):
+        model_weights(tiny(tmp_path, {"general.type": "adapter"}))
+
+
 def test_an_unknown_architecture_gets_the_list_of_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"'mamba' is not supported; supported: gemma, .*, llama, .*, starcoder2"):
         model_weights(tiny(tmp_path, architecture="mamba"))

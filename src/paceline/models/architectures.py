@@ -25,6 +25,9 @@ def model_weights(file: GGUFFile) -> ModelWeights:
     Raises:
         ModelFileError: an architecture, hyperparameter or tensor is missing, contradictory or not supported.
     """
+    kind = file.metadata.get("general.type", "model")  # a LoRA adapter names the architecture of its model
+    if kind != "model":
+        raise ModelFileError(f"{file.path}: a GGUF file of the kind {kind!r}; only whole language models can be run")
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
