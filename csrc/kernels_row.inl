@@ -5,7 +5,7 @@
 inline void quantize_group(F32 low, F32 high, const Rows& out, size_t group) {
   const float largest = largest_magnitude(low, high);
   // Below, 127 / largest would overflow; NaN and infinity must not vanish in the rounding, so the scale carries them.
-  const bool regular = largest > 1e-30f && largest <= 3.4e38f;
+  const bool regular = largest > 1e-30f && largest <= __FLT_MAX__;
   const F32 inverse = splat(regular ? 127.0f / largest : 0.0f);
   const F32 a = regular ? round_even(mul(low, inverse)) : zero();
   const F32 b = regular ? round_even(mul(high, inverse)) : zero();
@@ -174,7 +174,8 @@ bool argmax(const float* x, int n, int* index) {
 
 void exp_scaled(const float* x, int n, float highest, float inverse_temperature, float* out) {
   const F32 top = splat(highest), factor = splat(inverse_temperature);
-  // max(0, ...): the columns that pad the last vector may be above the maximum
+  // At least 0: the columns that pad the last vector may be above the maximum, and infinity minus infinity, where a
+  // penalty overflowed, is NaN and becomes 0.
   for (int i = 0; i < n; i += 16)
-    store(out + i, exp(sub(zero(), max(zero(), mul(sub(top, load(x + i)), factor)))));
+    store(out + i, exp(sub(zero(), max(mul(sub(top, load(x + i)), factor), zero()))));
 }
