@@ -11,13 +11,12 @@ inline void quantize_group(F32 low, F32 high, const Rows& out, size_t group) {
   const F32 b = regular ? round_even(mul(high, inverse)) : zero();
   store_int8(out.q + group * kGroup, a);
   store_int8(out.q + group * kGroup + 16, b);
-  const float low_sum = reduce_add(a);  // sums of codes are exact: at most 32 * 127
-  const float code_sum = low_sum + reduce_add(b);
+  const float code_sum = reduce_add(add(a, b));  // sums of codes are exact: at most 32 * 127
   const float scale = largest / 127.0f;
   out.scale[group] = scale;
   out.sum[group] = scale * code_sum;
   out.code_sum[group] = static_cast<int32_t>(code_sum);
-  out.low_sum[group] = static_cast<int32_t>(low_sum);
+  if (out.low_sum) out.low_sum[group] = static_cast<int32_t>(reduce_add(a));
 }
 
 void store_row(const float* values, int n, const Rows& out, int row, int column) {

@@ -161,8 +161,9 @@ Rows Model::allocate_rows(int rows, int k, const std::vector<const Matrix*>& rea
       out.scale = allocate_floats(groups);
       out.sum = allocate_floats(groups);
       out.code_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
-      out.low_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
     }
+    if (runs_per_group(form_of(reader->type)) > 1 && !out.low_sum)
+      out.low_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
     if (!reader->quantized() && !out.f) out.f = allocate_floats(values);
   }
   return out;
@@ -174,7 +175,7 @@ Rows Model::rows_for(std::initializer_list<Linear Layer::*> readers, int k) {
   for (const Layer& l : layers_)
     for (const auto reader : readers)
       if ((l.*reader).weight.data) all.push_back(&(l.*reader).weight);
-  return allocate_rows(config_.max_tokens, k, all);
+  return allocate_rows(std::max(config_.max_tokens, pool_.size()), k, all);  // normalize has rows for each member
 }
 
 void Model::check_norm(const Norm& norm, const char* name, std::initializer_list<int> sizes) const {
