@@ -34,10 +34,21 @@ def executor(spec: ModelSpec, kv_dtype: KVDType, kind: QuantType = QuantType.F32
     return NativeExecutor(weights, num_blocks=64, max_model_len=1024, kv_dtype=kv_dtype, threads=threads)
 
 
+def attention_spec(head_dim: int, group: int, softcap: float | None) -> ModelSpec:
+    kv_heads = 1 if head_dim * group % 32 == 0 else 2  # query heads together are whole groups of 32
+    spec = tiny_spec(heads=group * kv_heads, kv_heads=kv_heads, head_dim=head_dim)
+    rope = RopeSpec(theta=10000.0, dim=head_dim, pairing="half")
+    return replace(spec, layers=(LayerSpec(rope, window=45), LayerSpec(rope)), attention_softcap=softcap)
+
+
+# A head's share of a row that is no whole number of groups, and one that ends in half a group.
+SPECS = TINY_SPECS | {"uneven-heads": attention_spec(48, 1, 1.5), "half-groups": attention_spec(80, 2, None)}
+
+
 @pytest.mark.parametrize(("kv_dtype", "kind"), TYPES)
-@pytest.mark.parametrize("name", TINY_SPECS)
+@pytest.mark.parametrize("name", SPECS)
 def test_no_choice_of_a_model_costs_equal_bits(isa: str, name: str, kv_dtype: KVDType, kind: QuantType) -> None:
-    spec = TINY_SPECS[name]
+    spec = SPECS[name]
     expected = logits_of_all(executor(spec, kv_dtype, kind, threads=1), IDS, LENGTH, TABLE)
     assert np.isfinite(expected).all()
     model = executor(spec, kv_dtype, kind)
@@ -54,13 +65,6 @@ def test_no_choice_of_a_model_costs_equal_bits(isa: str, name: str, kv_dtype: KV
 
 # Every width of a head, and every number of query heads to a KV head.
 SHAPES = sorted({(dim, 1 + dim // 16 % 8) for dim in range(32, 257, 16)} | {(48, group) for group in range(1, 9)})
-
-
-def attention_spec(head_dim: int, group: int, softcap: float | None) -> ModelSpec:
-    kv_heads = 1 if head_dim * group % 32 == 0 else 2  # query heads together are whole groups of 32
-    spec = tiny_spec(heads=group * kv_heads, kv_heads=kv_heads, head_dim=head_dim)
-    rope = RopeSpec(theta=10000.0, dim=head_dim, pairing="half")
-    return replace(spec, layers=(LayerSpec(rope, window=45), LayerSpec(rope)), attention_softcap=softcap)
 
 
 @cache
