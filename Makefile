@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow models-table lint clean
+.PHONY: help demo test test-slow test-sanitize models-table lint clean
 
 help:
 	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
 	@echo "make test          lint, types and tests (what CI runs)"
 	@echo "make test-slow     the tests that take minutes"
+	@echo "make test-sanitize the kernels under the address, undefined behaviour and thread sanitizers (about 15 minutes)"
 	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
 	@echo "make lint          format and lint, changing files"
 	@echo "make clean         remove the environment and all build products"
@@ -42,6 +43,10 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
+
+test-sanitize: $(VENV)/installed-dev
+	tests/sanitize $(BIN)/python address
+	tests/sanitize $(BIN)/python thread
 
 models-table: $(VENV)/installed-dev
 	$(BIN)/python -m tests.proof

@@ -22,13 +22,13 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
     copy_blocks(batch);
     embed(batch);
     for (const Layer& layer : layers_) {
-      normalize(layer.attention_norm, tokens, member);
-      project_qkv(layer, tokens, member);
+      const int row = normalize(layer.attention_norm, tokens, member);
+      project_qkv(layer, row, tokens, member);
       rotate_and_store(batch, layer, tiles);
       attend(batch, layer, tiles, member);
       add_to_stream(layer.attention_output, attended_, layer.post_attention_norm, tokens, member);
       if (!config_.parallel_residual) normalize(layer.feed_forward_norm, tokens, member);
-      feed_forward(layer, tokens, member);
+      feed_forward(layer, row, tokens, member);
       add_to_stream(layer.down, activated_, layer.post_feed_forward_norm, tokens, member);
     }
     const int width = head().panels() * kPanel;
@@ -83,14 +83,19 @@ void Model::apply(const Norm& norm, const float* x, int n, float* out) const {
                 static_cast<float>(config_.norm_eps), n, out);
 }
 
-// The residual stream as the next linear layers read it.
-void Model::normalize(const Norm& norm, int tokens, int member) {
+int Model::normalize(const Norm& norm, int tokens, int member) {
   float* normed = scratch_[member].normed;
-  pool_.for_each(tokens, [&](int t) {
+  const auto row = [&](int t, int to) {
     const float* x = x_ + static_cast<size_t>(t) * config_.hidden;
     if (norm) apply(norm, x, config_.hidden, normed);
-    kernels_.store_row(norm ? normed : x, config_.hidden, normed_, t, 0);
-  });
+    kernels_.store_row(norm ? normed : x, config_.hidden, normed_, to, 0);
+  };
+  if (tokens == 1) {  // for itself: others would only wait for the member that does it
+    row(0, member);
+    return member;
+  }
+  pool_.for_each(tokens, [&](int t) { row(t, t); });
+  return 0;
 }
 
 // A unit of a linear layer is an even number of panels: enough units that members even out, few enough that taking one
@@ -99,18 +104,18 @@ int Model::panels_per_unit(const Matrix& w) const {
   return std::max(2, w.panels() / (pool_.size() * 8) / 2 * 2);
 }
 
-void Model::linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, int unit, float* out,
-                        ptrdiff_t stride, bool accumulate, int member) {
+void Model::linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int unit,
+                        float* out, ptrdiff_t stride, bool accumulate, int member) {
   const int step = panels_per_unit(w);
   const int begin = unit * step, end = std::min(begin + step, w.panels());
-  linear_panels(w, bias, in, 0, rows, begin, end, out + static_cast<ptrdiff_t>(begin) * kPanel, stride, accumulate,
+  linear_panels(w, bias, in, first, rows, begin, end, out + static_cast<ptrdiff_t>(begin) * kPanel, stride, accumulate,
                 member);
 }
 
 void Model::project(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, float* out,
                     ptrdiff_t stride, bool accumulate, int member) {
   pool_.for_each(ceil_div(w.panels(), panels_per_unit(w)),
-                 [&](int unit) { linear_unit(w, bias, in, rows, unit, out, stride, accumulate, member); });
+                 [&](int unit) { linear_unit(w, bias, in, 0, rows, unit, out, stride, accumulate, member); });
 }
 
 // Rows first .. first + rows of w . in + bias, for some panels; `out` is where the first of both goes.
@@ -126,7 +131,7 @@ void Model::linear_panels(const Matrix& w, const std::vector<float>& bias, const
   }
 }
 
-void Model::project_qkv(const Layer& layer, int tokens, int member) {
+void Model::project_qkv(const Layer& layer, int row, int tokens, int member) {
   const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
   int units[3];
   for (int i = 0; i < 3; ++i) units[i] = ceil_div(parts[i]->weight.panels(), panels_per_unit(parts[i]->weight));
@@ -137,7 +142,7 @@ void Model::project_qkv(const Layer& layer, int tokens, int member) {
       unit -= units[part];
       out += parts[part]->weight.n;
     }
-    linear_unit(parts[part]->weight, parts[part]->bias, normed_, tokens, unit, out, qkv_width(), false, member);
+    linear_unit(parts[part]->weight, parts[part]->bias, normed_, row, tokens, unit, out, qkv_width(), false, member);
   });
 }
 
@@ -148,27 +153,38 @@ void Model::normalize_heads(const Norm& norm, int size, float* x) const {
 }
 
 void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles) {
+  if (wide(layer.query_norm) || wide(layer.key_norm)) {
+    pool_.for_each(batch.tokens(), [&](int t) {
+      float* q = qkv_ + static_cast<size_t>(t) * qkv_width();
+      if (wide(layer.query_norm)) normalize_heads(layer.query_norm, config_.query_size(), q);
+      if (wide(layer.key_norm)) normalize_heads(layer.key_norm, config_.kv_size(), q + config_.query_size());
+    });
+  }
+  if (tiles.size() == 1) return;  // attend does it head by head: no other tile reads what it stores
+  const int num_tiles = static_cast<int>(tiles.size());
+  pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
+    rotate_and_store_head(batch, layer, tiles[unit % num_tiles], unit / num_tiles);
+  });
+}
+
+void Model::rotate_and_store_head(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head) {
   const int head_dim = config_.head_dim;
   const Rope* rope = layer.config.rope < 0 ? nullptr : &ropes_[layer.config.rope];
-  pool_.for_each(static_cast<int>(tiles.size()), [&](int unit) {
-    const Tile& tile = tiles[unit];
-    for (int t = tile.first_token; t < tile.first_token + tile.rows; ++t) {
-      const int position = batch.positions[t];
-      float* q = qkv_ + static_cast<size_t>(t) * qkv_width();
-      float* k = q + config_.query_size();
-      const float* v = k + config_.kv_size();
-      normalize_heads(layer.query_norm, config_.query_size(), q);
-      normalize_heads(layer.key_norm, config_.kv_size(), k);
-      if (rope) {
-        const float *cos = rope->cos + t * rope->half(), *sin = rope->sin + t * rope->half();
-        kernels_.rope(q, config_.heads, head_dim, 2 * rope->half(), cos, sin);
-        kernels_.rope(k, config_.kv_heads, head_dim, 2 * rope->half(), cos, sin);
-      }
-      const int block = batch.block_table(tile.sequence)[position / kBlockTokens];
-      for (int h = 0; h < config_.kv_heads; ++h)
-        kernels_.store_kv(layer.kv, block, h, position % kBlockTokens, k + h * head_dim, v + h * head_dim);
+  for (int t = tile.first_token; t < tile.first_token + tile.rows; ++t) {
+    const int position = batch.positions[t];
+    float* heads = qkv_ + static_cast<size_t>(t) * qkv_width();
+    float* q = heads + kv_head * group_width();
+    float* k = heads + config_.query_size() + kv_head * head_dim;
+    if (!wide(layer.query_norm)) normalize_heads(layer.query_norm, group_width(), q);
+    if (!wide(layer.key_norm)) normalize_heads(layer.key_norm, head_dim, k);
+    if (rope) {
+      const float *cos = rope->cos + t * rope->half(), *sin = rope->sin + t * rope->half();
+      kernels_.rope(q, config_.heads / config_.kv_heads, head_dim, 2 * rope->half(), cos, sin);
+      kernels_.rope(k, 1, head_dim, 2 * rope->half(), cos, sin);
     }
-  });
+    const int block = batch.block_table(tile.sequence)[position / kBlockTokens];
+    kernels_.store_kv(layer.kv, block, kv_head, position % kBlockTokens, k, k + config_.kv_size());
+  }
 }
 
 std::vector<Model::Tile> Model::attention_tiles(const Batch& batch) const {
@@ -187,6 +203,7 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
     // From the last tile back: the longest contexts first, so that members finish together.
     const Tile& tile = tiles[num_tiles - 1 - unit % num_tiles];
     const int kv_head = unit / num_tiles, column = kv_head * width;
+    if (num_tiles == 1) rotate_and_store_head(batch, layer, tile, kv_head);
     const AttentionTile work{
         .q = qkv_ + static_cast<size_t>(tile.first_token) * qkv_width() + column,
         .q_stride = qkv_width(),
@@ -215,16 +232,17 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
 }
 
 // A unit is 32 outputs of gate and the same of up: together one group of the activations that `down` reads.
-void Model::feed_forward(const Layer& layer, int tokens, int member) {
+void Model::feed_forward(const Layer& layer, int first_row, int tokens, int member) {
   float *gate = scratch_[member].gate, *up = scratch_[member].up;
   const bool gated = layer.gate.weight.data != nullptr;
   const Linear& activated = gated ? layer.gate : layer.up;
   pool_.for_each(config_.intermediate / kGroup, [&](int unit) {
     for (int row = 0; row < tokens; row += kRowBlock) {
       const int rows = std::min(kRowBlock, tokens - row), begin = 2 * unit;
-      linear_panels(activated.weight, activated.bias, normed_, row, rows, begin, begin + 2, gate, kGroup, false, member);
+      const int in = first_row + row;
+      linear_panels(activated.weight, activated.bias, normed_, in, rows, begin, begin + 2, gate, kGroup, false, member);
       if (gated)
-        linear_panels(layer.up.weight, layer.up.bias, normed_, row, rows, begin, begin + 2, up, kGroup, false, member);
+        linear_panels(layer.up.weight, layer.up.bias, normed_, in, rows, begin, begin + 2, up, kGroup, false, member);
       for (int r = 0; r < rows; ++r) {
         float* values = gate + r * kGroup;
         kernels_.activate(config_.activation, values, gated ? up + r * kGroup : nullptr, kGroup, values);

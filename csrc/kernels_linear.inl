@@ -52,7 +52,8 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out,
     for (int g = 0; g < kForm.groups; ++g) {
       const uint8_t* codes = block + header_bytes(kForm) + g * code_bytes(kForm);
       if constexpr (kRows == 1) {  // one row is bound by memory: ask for the lines of a few groups ahead
-        for (int line = 0; line < code_bytes(kForm); line += 64) __builtin_prefetch(codes + 2048 + line);
+        constexpr int kHeader = kForm.groups == 1 ? header_bytes(kForm) : 0;
+        for (int line = -kHeader; line < code_bytes(kForm); line += 64) __builtin_prefetch(codes + 2048 + line);
       }
       Codes u[8];
       load_group<kForm>(codes, u);

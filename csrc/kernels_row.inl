@@ -5,19 +5,18 @@
 inline void quantize_group(F32 low, F32 high, const Rows& out, size_t group) {
   const float largest = largest_magnitude(low, high);
   // Below, 127 / largest would overflow; NaN and infinity must not vanish in the rounding, so the scale carries them.
-  const bool regular = largest > 1e-30f && largest <= 3.4e38f;
+  const bool regular = largest > 1e-30f && largest <= __FLT_MAX__;
   const F32 inverse = splat(regular ? 127.0f / largest : 0.0f);
   const F32 a = regular ? round_even(mul(low, inverse)) : zero();
   const F32 b = regular ? round_even(mul(high, inverse)) : zero();
   store_int8(out.q + group * kGroup, a);
   store_int8(out.q + group * kGroup + 16, b);
-  const float low_sum = reduce_add(a);  // sums of codes are exact: at most 32 * 127
-  const float code_sum = low_sum + reduce_add(b);
+  const float code_sum = reduce_add(add(a, b));  // sums of codes are exact: at most 32 * 127
   const float scale = largest / 127.0f;
   out.scale[group] = scale;
   out.sum[group] = scale * code_sum;
   out.code_sum[group] = static_cast<int32_t>(code_sum);
-  out.low_sum[group] = static_cast<int32_t>(low_sum);
+  if (out.low_sum) out.low_sum[group] = static_cast<int32_t>(reduce_add(a));
 }
 
 void store_row(const float* values, int n, const Rows& out, int row, int column) {
@@ -174,7 +173,8 @@ bool argmax(const float* x, int n, int* index) {
 
 void exp_scaled(const float* x, int n, float highest, float inverse_temperature, float* out) {
   const F32 top = splat(highest), factor = splat(inverse_temperature);
-  // max(0, ...): the columns that pad the last vector may be above the maximum
+  // At least 0: the columns that pad the last vector may be above the maximum, and infinity minus infinity, where a
+  // penalty overflowed, is NaN and becomes 0.
   for (int i = 0; i < n; i += 16)
-    store(out + i, exp(sub(zero(), max(zero(), mul(sub(top, load(x + i)), factor)))));
+    store(out + i, exp(sub(zero(), max(mul(sub(top, load(x + i)), factor), zero()))));
 }

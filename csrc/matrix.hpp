@@ -35,7 +35,7 @@ struct Rows {
   float* scale = nullptr;    // [rows, k / 32]
   float* sum = nullptr;      // [rows, k / 32], scale * (sum of the group's codes)
   int32_t* code_sum = nullptr;  // [rows, k / 32]
-  int32_t* low_sum = nullptr;   // [rows, k / 32], the sum of the group's first 16 codes
+  int32_t* low_sum = nullptr;   // [rows, k / 32], the sum of the group's first 16 codes, for readers with runs of 16
   float* f = nullptr;        // [rows, k]
 };
 

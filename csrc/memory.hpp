@@ -9,6 +9,13 @@
 
 #include <sys/mman.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) (static_cast<void>(address), static_cast<void>(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) (static_cast<void>(address), static_cast<void>(bytes))
+#endif
+
 namespace paceline {
 
 // An anonymous mapping. Pages are zero, and take memory only once they are written.
@@ -31,7 +38,9 @@ class Mapping {
     return *this;
   }
   ~Mapping() {
-    if (data_) munmap(data_, bytes_);
+    if (!data_) return;
+    ASAN_UNPOISON_MEMORY_REGION(data_, bytes_);
+    munmap(data_, bytes_);
   }
 
   uint8_t* data() const { return data_; }
@@ -46,16 +55,19 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Hands out pieces of large mappings, so that many small matrices share huge pages. Freed as a whole.
+// Hands out pieces of large mappings, so that many small matrices share huge pages. Freed as a whole. In a build with the
+// address sanitizer (make test-sanitize) all but the pieces is poisoned, and a gap lies between them.
 class Arena {
  public:
-  uint8_t* allocate(size_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
+  uint8_t* allocate(size_t wanted) {
+    const size_t bytes = (wanted + 63) / 64 * 64 + kGap;
     if (mappings_.empty() || used_ + bytes > mappings_.back().bytes()) {
       mappings_.emplace_back(bytes > kChunk ? bytes : kChunk);
+      ASAN_POISON_MEMORY_REGION(mappings_.back().data(), mappings_.back().bytes());
       used_ = 0;
     }
     uint8_t* p = mappings_.back().data() + used_;
+    ASAN_UNPOISON_MEMORY_REGION(p, wanted);
     used_ += bytes;
     allocated_ += bytes;
     return p;
@@ -64,6 +76,11 @@ class Arena {
 
  private:
   static constexpr size_t kChunk = size_t{64} << 20;
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr size_t kGap = 1024;
+#else
+  static constexpr size_t kGap = 0;
+#endif
   std::vector<Mapping> mappings_;
   size_t used_ = 0;
   size_t allocated_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -28,9 +29,15 @@ Model::Model(const ModelConfig& config, const Kernels& kernels)
           "query heads must be 1 to 8 times the KV heads");
   require(config.head_dim % 16 == 0 && config.head_dim > 0 && config.head_dim <= kMaxHeadDim,
           "head_dim must be a multiple of 16 up to 256, not " + std::to_string(config.head_dim));
+  require(config.num_blocks > 0 && config.max_tokens > 0, "the KV pool and the step need room");
+  // So that no product below leaves its type.
+  constexpr int kMostHeads = 1 << 10, kMostTokens = 1 << 20, kMostValues = 1 << 24;
+  require(config.heads <= kMostHeads && config.max_tokens <= kMostTokens &&
+              std::max({config.vocab_size, config.hidden, config.intermediate, config.max_positions}) <= kMostValues &&
+              static_cast<size_t>(config.num_blocks) <= SIZE_MAX / bytes_per_block(),
+          "a size of the model, the pool or the step is beyond all reason");
   require(config.hidden % kGroup == 0 && config.intermediate % kGroup == 0 && config.query_size() % kGroup == 0,
           "hidden, intermediate and query sizes must be multiples of 32");
-  require(config.num_blocks > 0 && config.max_tokens > 0, "the KV pool and the step need room");
 
   for (const RopeConfig& rope : config.ropes) {
     require(2 * rope.frequencies.size() <= static_cast<size_t>(config.head_dim), "more dimensions rotate than a head has");
@@ -135,6 +142,7 @@ void Model::set_norm(const std::string& name, int layer, const float* values, si
 }
 
 void Model::set_positions(const float* values, size_t n) {
+  require(!ready_, "the model is already loaded");
   require(n % config_.hidden == 0 && n / config_.hidden >= static_cast<size_t>(config_.max_positions),
           "fewer position embeddings than positions");
   positions_.assign(values, values + static_cast<size_t>(config_.max_positions) * config_.hidden);
@@ -153,8 +161,9 @@ Rows Model::allocate_rows(int rows, int k, const std::vector<const Matrix*>& rea
       out.scale = allocate_floats(groups);
       out.sum = allocate_floats(groups);
       out.code_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
-      out.low_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
     }
+    if (runs_per_group(form_of(reader->type)) > 1 && !out.low_sum)
+      out.low_sum = reinterpret_cast<int32_t*>(buffers_.allocate(groups * sizeof(int32_t)));
     if (!reader->quantized() && !out.f) out.f = allocate_floats(values);
   }
   return out;
@@ -166,7 +175,7 @@ Rows Model::rows_for(std::initializer_list<Linear Layer::*> readers, int k) {
   for (const Layer& l : layers_)
     for (const auto reader : readers)
       if ((l.*reader).weight.data) all.push_back(&(l.*reader).weight);
-  return allocate_rows(config_.max_tokens, k, all);
+  return allocate_rows(std::max(config_.max_tokens, pool_.size()), k, all);  // normalize has rows for each member
 }
 
 void Model::check_norm(const Norm& norm, const char* name, std::initializer_list<int> sizes) const {

@@ -125,22 +125,25 @@ class Model {
   void run(const Batch& batch, const std::function<void(int member, int row, float* logits)>& consume);
   void copy_blocks(const Batch& batch);
   void embed(const Batch& batch);
-  void normalize(const Norm& norm, int tokens, int member);
-  void project_qkv(const Layer& layer, int tokens, int member);
+  // The residual stream as the next linear layers read it, into normed_; returns the first row for this member to read.
+  int normalize(const Norm& norm, int tokens, int member);
+  void project_qkv(const Layer& layer, int row, int tokens, int member);
   void rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles);
   void attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member);
-  void feed_forward(const Layer& layer, int tokens, int member);
+  void feed_forward(const Layer& layer, int first_row, int tokens, int member);
   // x += residual_scale * norm(linear(in))
   void add_to_stream(const Linear& linear, const Rows& in, const Norm& norm, int tokens, int member);
   void project(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, float* out, ptrdiff_t stride,
                bool accumulate, int member);
 
   // What one member does.
-  void linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, int unit, float* out,
-                   ptrdiff_t stride, bool accumulate, int member);
+  void linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int unit,
+                   float* out, ptrdiff_t stride, bool accumulate, int member);
   void linear_panels(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int begin,
                      int end, float* out, ptrdiff_t stride, bool accumulate, int member);
+  void rotate_and_store_head(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head);
   void normalize_heads(const Norm& norm, int size, float* x) const;
+  bool wide(const Norm& norm) const { return norm.weight.size() > static_cast<size_t>(config_.head_dim); }
   void apply(const Norm& norm, const float* x, int n, float* out) const;
   void finish_logits(float* logits, int width) const;
 

@@ -265,7 +265,10 @@ inline F32 load_half(const uint16_t* p) { PACELINE_LANES(F32, half_to_float(p[i]
 inline F32 load_bfloat(const uint16_t* p) { PACELINE_LANES(F32, from_bits(static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16))); }
 inline F32 load_int8(const int8_t* p) { PACELINE_LANES(F32, static_cast<float>(p[i])); }
 inline void store_half(uint16_t* p, F32 a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
-inline F32 scale_by_power(F32 a, F32 n) { PACELINE_LANES(F32, a.v[i] * from_bits((static_cast<int32_t>(n.v[i]) + 127) << 23)); }
+// Adding 1.5 * 2^23 leaves n in the low bits; a conversion would be undefined for NaN.
+inline F32 scale_by_power(F32 a, F32 n) {
+  PACELINE_LANES(F32, a.v[i] * from_bits(static_cast<int32_t>((static_cast<uint32_t>(to_bits(n.v[i] + 12582912.0f)) + 127u) << 23)));
+}
 inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
 inline I32 splat_int(int32_t x) { PACELINE_LANES(I32, x); }
 inline Codes load_codes(const uint8_t* p) { Codes c; __builtin_memcpy(c.v, p, 64); return c; }
@@ -312,10 +315,11 @@ inline F32 round_even(F32 a) {
   return sub(add(a, magic), magic);
 }
 
-// e^a, relative error below 2e-7 (Cephes expf); exactly 0 below -87, exactly 1 at 0. For a <= 88.
+// e^a, relative error below 2e-7 (Cephes expf); exactly 0 up to -87, exactly 1 at 0. For a <= 88. NaN stays: max gives
+// its second operand where one is NaN.
 inline F32 exp(F32 a) {
   const F32 floor = splat(-87.0f);
-  const F32 x = max(a, floor);
+  const F32 x = max(floor, a);
   const F32 n = round_even(mul(x, splat(1.44269504088896341f)));
   F32 r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
@@ -326,11 +330,11 @@ inline F32 exp(F32 a) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), splat(1.0f));
-  return select_ge(a, floor, scale_by_power(p, n), zero());
+  return select_ge(floor, a, zero(), scale_by_power(p, n));
 }
 
-// tanh(a) = 1 - 2 / (e^2a + 1), absolute error below 2e-7. Clamped where float32 cannot tell it from 1; max and min give
-// their second operand where one is NaN, so that NaN stays.
+// tanh(a) = 1 - 2 / (e^2a + 1), absolute error below 2e-7. Clamped where float32 cannot tell it from 1; NaN stays, as in
+// exp.
 inline F32 tanh(F32 a) {
   const F32 clamped = min(splat(20.0f), max(splat(-20.0f), a));
   const F32 one = splat(1.0f);

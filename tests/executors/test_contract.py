@@ -1,6 +1,7 @@
 """What every executor promises, on tiny random models; sampling is in test_contract_sampling.py."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -136,6 +137,26 @@ def test_a_value_beyond_the_type_of_the_cache_is_not_hidden(build: Build, kv_dty
     weights.tensors["blk.0.attn_v.weight"].data.view(np.float32)[...] *= 1e7
     result = build(weights, kv_dtype=kv_dtype).execute(make_batch([Sequence([1, 2], [0])]))
     assert result.status.tolist() == [status]
+
+
+def test_a_key_beyond_the_type_of_the_cache_is_not_hidden(build: Build) -> None:
+    """Infinities of both signs make a score NaN. Token 149 alone has such keys, and values of everyday size."""
+    weights = tiny_weights(replace(tiny_spec(layers=1, tied=False), pre_norms=False))
+    weights.tensors["token_embd.weight"].data.view(np.float32).reshape(150, 64)[149] *= 1e6
+    weights.tensors["blk.0.attn_v.weight"].data.view(np.float32)[...] *= 1e-6
+    for position in (0, 20, 35):  # a score's place in its vector makes no difference
+        ids = [token % 149 for token in tokens(40)]
+        ids[position] = 149
+        batch = make_batch([Sequence(ids, [0, 1])], [Row(0, i) for i in range(40)])
+        expected = [RowStatus.OK] * position + [RowStatus.NON_FINITE] * (40 - position)
+        assert build(weights, kv_dtype="f16").execute(batch).status.tolist() == expected
+
+
+def test_a_soft_cap_does_not_hide_what_is_not_finite(build: Build) -> None:
+    weights = tiny_weights(replace(TINY_SPECS["soft-caps"], tied_embeddings=False))
+    weights.tensors["token_embd.weight"].data.view(np.float32).reshape(150, 64)[149] = np.nan
+    batch = make_batch([Sequence([1, 149], [0])], [Row(0, 0), Row(0, 1)])
+    assert build(weights).execute(batch).status.tolist() == [RowStatus.OK, RowStatus.NON_FINITE]
 
 
 def test_two_sequences_cannot_write_one_block(model: AnyExecutor) -> None:

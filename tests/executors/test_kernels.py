@@ -83,6 +83,19 @@ def test_a_linear_layer_is_the_product_of_what_is_stored(isa: str, kind: QuantTy
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [QuantType.Q4_0, QuantType.Q5_1, QuantType.Q8_0, QuantType.BF16])
+def test_rows_may_be_any_multiple_of_32_wide(isa: str, kind: QuantType) -> None:
+    rng = np.random.default_rng(5)
+    for k in range(32, 1600, 32):
+        stored = random_stored(rng, (17, k), kind)
+        weights = dequantize(Tensor("w", (17, k), kind, stored)).astype(np.float64)
+        rows = rng.standard_normal((13, k)).astype(np.float32)
+        expected = (rows.astype(np.float64) if kind in FLOATS else int8_rounded(rows)) @ weights.T
+        got = _native.linear(int(kind), 17, k, stored, rows, isa)
+        assert np.abs(got - expected).max() <= 3e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QuantType)
 def test_a_row_has_the_same_bits_in_every_tile(isa: str, kind: QuantType) -> None:
     rng = np.random.default_rng(2)

@@ -1,6 +1,7 @@
 """What the native executor promises beyond the contract: the same bits, whatever else happens."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from paceline.errors import ExecutorError, ModelFileError
 from paceline.executors.native import NativeExecutor
 from paceline.models.quants import QuantType
 from paceline.models.spec import ModelSpec
-from tests.executors.batches import Sequence, logits_of_all, make_batch
+from tests.executors.batches import Row, Sequence, logits_of_all, make_batch
 from tests.executors.float64_model import reference_logits
 from tests.executors.test_kernels import ISAS
 from tests.executors.tiny import tiny_spec, tiny_weights
@@ -88,3 +89,33 @@ def test_a_forked_child_is_told_instead_of_hanging() -> None:
 def test_a_shape_without_kernels_is_a_clear_error() -> None:
     with pytest.raises(ModelFileError, match="head_dim must be a multiple of 16 up to 256, not 40"):
         executor(tiny_spec(head_dim=40))
+
+
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        ({"vocab_size": 2**31 - 16}, {}),
+        ({"num_heads": 2**24, "num_kv_heads": 2**22, "head_dim": 256}, {}),
+        ({}, {"max_batched_tokens": 2**31 - 1}),
+        ({}, {"max_model_len": 2**31 - 1}),
+    ],
+)
+def test_sizes_whose_products_would_overflow_are_refused(changed: dict[str, int], options: dict[str, int]) -> None:
+    weights = tiny_weights(tiny_spec())
+    absurd = replace(weights, spec=replace(weights.spec, **changed))
+    with pytest.raises(ModelFileError, match="beyond all reason"):
+        NativeExecutor(absurd, **({"num_blocks": 1, "max_model_len": 64} | options))  # type: ignore[arg-type]
+
+
+def test_a_penalty_that_overflows_leaves_a_choice(isa: str) -> None:
+    """Two logits become infinite: they are equally likely, and nothing else is."""
+    ids = [3, 1, 4]
+    model = executor()
+    raw = model.logits(make_batch([Sequence(ids, [0])]))[0]
+    likely = np.argsort(raw)[-2:].tolist()
+    rows = [
+        Row(0, temperature=1.0, seed=i, repetition=1e-39, seen=dict.fromkeys(likely, 0), **filters)  # type: ignore[arg-type]
+        for i in range(20)
+        for filters in ({}, {"top_p": 0.99}, {"top_k": 5})
+    ]
+    assert set(model.execute(make_batch([Sequence(ids, [0])], rows)).token_ids.tolist()) == set(likely)
