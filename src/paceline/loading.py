@@ -15,6 +15,7 @@ from paceline.executors.footprint import Footprint
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
+from paceline.models.ollama_gguf import in_terms_of_llama_cpp
 from paceline.models.resolve import resolve
 from paceline.models.source import ModelSource
 from paceline.models.spec import ModelSpec, ModelWeights
@@ -116,7 +117,7 @@ def open_model(
     """
     source = resolve(model, progress)
     _check_sampling(source)
-    with read_gguf(source.path) as file:
+    with in_terms_of_llama_cpp(read_gguf(source.path)) as file:
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
         if chat_template is None:

@@ -287,8 +287,11 @@ def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA H200")
-    rows = dict(start_screen(tiny_model(), "tiny", "http://x", key=None))
+    loaded = tiny_model()
+    rows = dict(start_screen(loaded, "tiny", "http://x", key=None))
     assert rows["GPU"].startswith("NVIDIA H200: seen, not used")
+    monkeypatch.setattr(loaded, "describe", lambda: {"device": "PyTorch on cuda:0 (NVIDIA H200)"})
+    assert "GPU" not in dict(start_screen(loaded, "tiny", "http://x", key=None))
 
 
 def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

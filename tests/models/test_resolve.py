@@ -47,6 +47,7 @@ def test_a_catalog_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatc
             r"^unknown model '\?\?\?'; known models: [^(]*, or hf:owner/repo\[:file\], ollama:name\[:tag\], or the",
         ),
         ("folder/model", "folder/model: no such file"),
+        ("x" * 5000, "^x{200}: File name too long$"),
         ("model.gguf", "model.gguf: no such file"),
         ("/", "/ is a directory; a GGUF file is needed"),
         ("hf:", "is no hf:owner/repo"),

@@ -136,10 +136,11 @@ def start_screen(loaded: "LoadedModel", name: str, url: str, *, key: str | None)
     """
     from paceline.machine import gpu_names
 
-    rows = [*loaded.describe().items()]
+    described = loaded.describe()
+    rows = list(described.items())
     gpus = gpu_names()
-    if gpus:
-        rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; this version computes on the CPU"))
+    if gpus and "cuda" not in described["device"]:
+        rows.append(("GPU", f"{', '.join(gpus)}: seen, not used; --device cuda computes on it with PyTorch"))
     rows.append(("ready", f"{url}  (interactive reference: {url}/docs)"))
     rows.append(("try", _curl(url, name, chat=loaded.chat_template is not None, key=key)))
     return rows

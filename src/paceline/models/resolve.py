@@ -17,8 +17,11 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
         InputError: there is no such model, or what was said fits several.
         ModelFileError: the model could not be downloaded, or Ollama's store is damaged.
     """
-    if _is_path(model):
-        return file_source(_existing(model))
+    try:
+        if _is_path(model):
+            return file_source(_existing(model))
+    except OSError as error:  # a folder that may not be read, a name that is too long
+        raise InputError(f"{model:.200}: {error.strerror}", param="model") from None
     return pull(model, progress)
 
 
