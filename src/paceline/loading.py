@@ -49,6 +49,11 @@ class OpenModel:
         return self.weights.spec
 
     @property
+    def kind(self) -> str:
+        """Instruct or base, as far as its chat template tells."""
+        return _kind(self.source, self.chat_template)
+
+    @property
     def weight_types(self) -> str:
         """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
         elements: Counter[str] = Counter()
@@ -82,9 +87,7 @@ class LoadedModel:
 
     def describe(self) -> dict[str, str]:
         """What an operator wants to know, as (label, text) in reading order."""
-        kind = "instruct" if self.chat_template is not None else "base: no chat template"
-        if self.chat_template is None and self.source.go_template is not None:
-            kind = "its chat template is in Go's language, which cannot be run here; see --chat-template"
+        kind = _kind(self.source, self.chat_template)
         kv = self.executor.kv_geometry
         context = self.engine.config.max_model_len
         most = self.spec.context_length
@@ -100,6 +103,14 @@ class LoadedModel:
     def close(self) -> None:
         self.engine.stop()
         self.executor.close()
+
+
+def _kind(source: ModelSource, chat_template: ChatTemplate | None) -> str:
+    if chat_template is not None:
+        return "instruct"
+    if source.go_template is not None:
+        return "its chat template is in Go's language, which cannot be run here; see --chat-template"
+    return "base: no chat template"
 
 
 def open_model(

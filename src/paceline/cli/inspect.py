@@ -73,7 +73,7 @@ def _description(opened: "OpenModel") -> Rows:
     special = [f"{name} {vocabulary.tokens[i]!r} ({i})" for name, i in tokens.items() if i is not None]
     ends = [f"{vocabulary.tokens[i]!r} ({i})" for i in sorted(opened.tokenizer.eos_ids)]
     return [
-        ("model", f"{opened.name}, {'base: no chat template' if opened.chat_template is None else 'instruct'}"),
+        ("model", f"{opened.name}, {opened.kind}"),
         ("file", str(opened.path)),
         ("architecture", f"{spec.architecture}, {_parameters(opened) / 1e6:.1f} M parameters"),
         ("layers", f"{spec.num_layers}, hidden size {spec.hidden_size}, feed-forward {spec.intermediate_size}"),
@@ -154,7 +154,7 @@ def _mib(size: int) -> str:
 
 def _rendered(opened: "OpenModel") -> str:
     if opened.chat_template is None:
-        return "no chat template: a base model continues plain text"
+        return f"nothing to render ({opened.kind})"
     messages = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},
