@@ -15,6 +15,7 @@ from paceline.executors.footprint import Footprint
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
+from paceline.models.ollama_gguf import in_terms_of_llama_cpp
 from paceline.models.resolve import resolve
 from paceline.models.source import ModelSource
 from paceline.models.spec import ModelSpec, ModelWeights
@@ -49,6 +50,7 @@ class OpenModel:
 
     @property
     def kind(self) -> str:
+        """Instruct or base, as far as its chat template tells."""
         return _kind(self.source, self.chat_template)
 
     @property
@@ -120,7 +122,7 @@ def open_model(
     """
     source = resolve(model, progress)
     _check_sampling(source)
-    with read_gguf(source.path) as file:
+    with in_terms_of_llama_cpp(read_gguf(source.path)) as file:
         weights = model_weights(file)
         tokenizer = Tokenizer.from_gguf(file.metadata)
         if chat_template is None:

@@ -58,6 +58,9 @@ def test_features_that_are_switched_off_are_no_obstacle(tmp_path: Path) -> None:
         "llama.rope.scaling.finetuned": True,
         "llama.attention.value_length": 16,
         "llama.tensor_data_layout": "Meta AI original pth",
+        "llama.use_parallel_residual": True,
+        "llama.attention.layer_norm_epsilon": 0.25,
+        "llama.attention.head_dim": 16,
     }
     assert model_weights(tiny(tmp_path, off)).spec.head_dim == 16
 
@@ -78,10 +81,11 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     ("key", "value", "message"),
     [
         ("llama.block_count", 3, "blk.2.attn_norm.weight is missing"),
-        ("llama.block_count", 2**32 - 1, "block_count is 4294967295, but the file has only 20 tensors"),
-        ("llama.block_count", 0, "llama.block_count is 0; a positive integer is needed"),
+        ("llama.block_count", 2**31 - 1, "block_count is 2147483647, but the file has only 20 tensors"),
+        ("llama.block_count", 2**31, "block_count is 2147483648; a positive integer below 2\\^31 is needed"),
+        ("llama.block_count", 0, "llama.block_count is 0; a positive integer below"),
         ("llama.block_count", "two", "llama.block_count is 'two'; a positive integer"),
-        ("llama.attention.head_count", 2**31, "dimension_count is 1; it must be even and at most 1"),
+        ("llama.attention.head_count", 2**30, "dimension_count is 1; it must be even and at most 1"),
         ("llama.attention.head_count_kv", 3, "4 attention heads cannot be shared out among 3"),
         ("llama.attention.head_count_kv", [2, 4], "head_count_kv is .*; a positive integer"),
         ("llama.attention.layer_norm_rms_epsilon", 0.0, "epsilon is 0.0; a positive number"),
@@ -89,6 +93,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ("llama.rope.freq_base", float("inf"), "freq_base is inf; a positive number"),
         ("llama.rope.dimension_count", 15, "must be even and at most 16"),
         ("llama.rope.dimension_count", 18, "must be even and at most 16"),
+        ("llama.attention.head_dim", 32, "llama.attention.head_dim = 32 is not supported; only 16 is"),
         ("llama.attention.value_length", 32, r"llama.attention.value_length = 32 is not supported; only 16 is"),
         ("llama.rope.scaling.type", "longrope", "type = 'longrope' is not supported; known: linear, none, yarn"),
         ("llama.rope.scaling.factor", -8.0, "llama.rope.scaling.factor is -8.0; a positive number is needed"),

@@ -143,6 +143,7 @@ def test_extra_variables_reach_the_template(tokenizer: Tokenizer) -> None:
         ("{{ messages[0].nothing.more }}", "refuses these messages: .*nothing"),
         ("{{ messages[0]['content'] + 1 }}", "fails on these messages: TypeError"),
         ("{{ 1 // 0 }}", "fails on these messages: ZeroDivisionError"),
+        ("{{ cycler() }}", "fails on these messages: RuntimeError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages: RecursionError"),
         ("{{ messages.append(1) }}", "refuses these messages: .*unsafe|refuses these messages: .*not safely"),
         ("{{ ''.__class__.__mro__ }}", "refuses these messages: .*unsafe"),
@@ -155,7 +156,9 @@ def test_a_template_that_refuses_or_fails(tokenizer: Tokenizer, source: str, mes
     assert raised.value.param == "messages"
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x | no_such_filter }}", "\n{% for x in y %}", "{{ " + "(" * 5000])
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ x | no_such_filter }}", "\n{% for x in y %}", "{{ " + "(" * 5000, "{{ 10**5000 }}"]
+)
 def test_a_template_that_does_not_compile(tokenizer: Tokenizer, source: str) -> None:
     with pytest.raises(ModelFileError, match="does not compile"):
         ChatTemplate(source, tokenizer)

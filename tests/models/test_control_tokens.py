@@ -33,6 +33,11 @@ def test_broken_up_texts_hold_no_token_alone_or_beside_each_other(tokens: set[st
     assert "".join(broken).replace("\ue000", "") == "".join(texts)
 
 
+def test_tokens_that_overlap_are_all_broken() -> None:
+    control = ControlTokens(["<<", "<<a", "a<"])
+    assert control.break_up("x<<<a<", "\ue000") == "x<\ue000<\ue000<a\ue000<\ue000"
+
+
 def test_without_control_tokens_all_is_text() -> None:
     control = ControlTokens([])
     assert control.split("<s>") == ["<s>"]

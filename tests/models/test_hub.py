@@ -151,6 +151,12 @@ def test_what_is_no_reference(reference: str) -> None:
         download(reference)
 
 
+@pytest.mark.parametrize("reference", ["../..", "-a/b", "a--b/c", "a/b.git", "é/b", "a/" + "b" * 100])
+def test_what_can_be_no_repository(reference: str) -> None:
+    with pytest.raises(InputError, match=f"^hf:{reference} cannot be a repository: "):
+        download(reference)
+
+
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match=r"needs the package huggingface_hub: pip install 'paceline\[hub\]'"):

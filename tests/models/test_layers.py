@@ -67,6 +67,11 @@ def test_yarn_without_extrapolation_is_refused(tmp_path: Path) -> None:
         rope(tmp_path, YARN | {"llama.rope.scaling.yarn_ext_factor": 0.5})
 
 
+def test_a_rotation_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"rotation by RopeSpec.* has frequencies that are no finite numbers"):
+        rope(tmp_path, YARN | {"llama.rope.freq_base": 1.0})
+
+
 def test_frequency_divisors_are_no_weights(tmp_path: Path) -> None:
     weights = model_weights(tiny(tmp_path, tensors={"rope_freqs.weight": (8,)}))
     assert [layer.rope and layer.rope.frequency_divisors for layer in weights.spec.layers] == [(1.0,) * 8] * 2

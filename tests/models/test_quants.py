@@ -35,5 +35,7 @@ def test_numbers_and_block_sizes_are_those_of_ggml() -> None:
     for kind in QuantType:
         assert GGMLQuantizationType(kind).name == kind.name
         assert GGML_QUANT_SIZES[GGMLQuantizationType(kind)] == (kind.block.elements, kind.block.bytes)
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
     for number, name in UNREADABLE_TYPES.items():
-        assert GGMLQuantizationType(number).name == name
+        assert known.get(number, name) == name
+    assert known.keys() <= UNREADABLE_TYPES.keys() | set(QuantType)

@@ -53,6 +53,7 @@ def test_a_catalog_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatc
         ("https://huggingface.co/me/m-GGUF", r"it would be hf:me/m-GGUF$"),
         ("./model", r"^\./model: no such file; known models"),
         ("folder/model.gguf", r"^folder/model.gguf: no such file; known models"),
+        ("x" * 5000, "^x{200}: File name too long$"),
         ("model.gguf", "model.gguf: no such file"),
         ("/", "/ is a directory; a GGUF file is needed"),
         ("hf:", "is no hf:owner/repo"),

@@ -81,6 +81,18 @@ def test_without_a_space_in_front() -> None:
     assert tokenizer.decode(tokenizer.encode(" a")) == " a"
 
 
+def test_gemma_has_no_space_in_front_unless_the_file_says_so() -> None:
+    gemma: dict[str, MetadataValue] = {"general.architecture": "gemma3"}
+    assert pieces(Tokenizer.from_gguf(tiny() | gemma), "abc") == ["abc"]
+    assert pieces(Tokenizer.from_gguf(tiny(add_space_prefix=True) | gemma), "abc") == ["▁a", "bc"]
+
+
+def test_gemmas_turns_begin_with_a_control_token_whatever_its_type() -> None:
+    tokens = [token for token, _, _ in TOKENS]
+    tokenizer = Tokenizer.from_gguf(tiny(tokens=[*tokens[:-2], "<start_of_turn>", "x"]))
+    assert tokenizer.special_tokens["<start_of_turn>"] == len(tokens) - 2
+
+
 def test_a_user_defined_run_of_spaces_is_found_in_normalized_text() -> None:
     """As SentencePiece and transformers have it: there a literal U+2581 is a space (Gemma)."""
     changed: dict[str, MetadataValue | None] = {

@@ -197,6 +197,34 @@ def test_llama_3_takes_a_word_that_is_a_token_whole() -> None:
     assert Tokenizer.from_gguf(small()).encode("cab", add_special=False) == [2, 7]
 
 
+@pytest.mark.parametrize("pre", [None, "default"])
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("gpt2", "gpt-2"), ("phi2", "phi-2"), ("qwen2", "qwen2"), ("starcoder2", "starcoder")],
+)
+def test_a_file_older_than_the_key_is_split_like_all_of_its_architecture(
+    architecture: str, expected: str, pre: str | None
+) -> None:
+    metadata = small(pre=pre) | {"general.architecture": architecture}
+    assert Tokenizer.from_gguf(metadata).vocabulary.pre == expected
+
+
+def test_llama_3_is_known_by_its_first_token() -> None:
+    tokens = small()["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    old = small(pre=None, add_bos_token=None) | {"general.architecture": "llama"}
+    with pytest.raises(ModelFileError, match="it is unknown how text is split"):
+        Tokenizer.from_gguf(old)
+    tokenizer = Tokenizer.from_gguf(old | {"tokenizer.ggml.tokens": [*tokens[:8], "<|begin_of_text|>", *tokens[9:]]})
+    assert tokenizer.encode("cab") == [8, 15]
+
+
+@pytest.mark.parametrize("nothing", [2**32 - 1, -1])
+def test_a_padding_token_that_there_is_not(nothing: int) -> None:
+    """As in the files of llama2.c's stories."""
+    assert Tokenizer.from_gguf(small(padding_token_id=nothing)).vocabulary.pad_id is None
+
+
 def test_types_of_tokens() -> None:
     tokenizer = Tokenizer.from_gguf(small())
     assert tokenizer.eos_ids == {7, 9}
@@ -265,6 +293,8 @@ def test_qwen2_composes_characters_first() -> None:
     [
         ({"model": "t5"}, "tokenizer.ggml.model is 't5'; supported: 'gpt2' .* and 'llama'"),
         ({"model": None}, "tokenizer.ggml.model is None"),
+        ({"model": np.ones(2)}, "tokenizer.ggml.model is array"),
+        ({"pre": 1}, "tokenizer.ggml.pre is 1; a name is needed"),
         ({"pre": "viking"}, "'viking', which is not supported; supported: command-r, dbrx, .*, starcoder, tekken"),
         ({"pre": None}, "no tokenizer.ggml.pre"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
@@ -278,6 +308,8 @@ def test_qwen2_composes_characters_first() -> None:
         ({"token_type": np.full(16, 9, np.int32)}, "token_type holds 9; token types are 1 to 6"),
         ({"bos_token_id": 16}, "bos_token_id is 16; the vocabulary has the ids 0 to 15"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"padding_token_id": np.ones(2)}, "padding_token_id is array"),
+        ({"padding_token_id": 16}, "padding_token_id is 16; the vocabulary has the ids 0 to 15"),
         ({"add_bos_token": 1}, "add_bos_token is 1; it must be true or false"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_gauges_move(start_server: StartServer) -> None:
     threads = [threading.Thread(target=server.post, args=("/v1/completions",), kwargs={"prompt": "x"}) for _ in "ab"]
     for thread in threads:
         thread.start()
-    wait_until(lambda: server.engine.stats().waiting == 1, "one runs and one waits")
+    wait_until(lambda: (s := server.engine.stats()).running == s.waiting == 1, "one runs and one waits")
     found = {name.split("{")[0]: value for name, value in samples(server).items()}
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (1, 1)
     assert found["vllm:kv_cache_usage_perc"] == 0.01

@@ -163,7 +163,7 @@ def _rendered(opened: "OpenModel") -> str:
     from paceline.models.conversation import with_default_system
 
     if opened.chat_template is None:
-        return "no chat template: it continues plain text"
+        return f"nothing to render ({opened.kind})"
     messages = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},

@@ -192,6 +192,10 @@ def _transformer(read: Hyperparameters, norm: Literal["rms", "layer"] = "rms") -
     head_dim = read.integer("attention.key_length", max(hidden_size // num_heads, 1))
     if num_heads % num_kv_heads:
         raise read.fault(f"{num_heads} attention heads cannot be shared out among {num_kv_heads} key/value heads")
+    epsilon, other = ("rms_epsilon", "epsilon") if norm == "rms" else ("epsilon", "rms_epsilon")
+    # the converter writes every epsilon of the original's configuration, and until 2024 this residual by default
+    read.ignore(f"attention.layer_norm_{other}", "use_parallel_residual")
+    read.neutral("attention.head_dim", head_dim)  # Ollama's name
     read.neutral("attention.value_length", head_dim)
     read.neutral("attention.causal", True)
     read.neutral("expert_count", 0)
@@ -210,7 +214,7 @@ def _transformer(read: Hyperparameters, norm: Literal["rms", "layer"] = "rms") -
         intermediate_size=read.integer("feed_forward_length"),
         attention_scale=head_dim**-0.5,
         norm=norm,
-        norm_eps=read.number("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"),
+        norm_eps=read.number(f"attention.layer_norm_{epsilon}"),
         tied_embeddings="output.weight" not in read.tensors,
     )
 

@@ -14,7 +14,7 @@ from paceline.models.gguf import MetadataValue
 from paceline.models.template_language import compiled, template_environment
 from paceline.models.tokenizer import Tokenizer
 
-_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 """What the expressions of a template can raise on data it was not written for."""
 
 _METADATA_KEY = "tokenizer.chat_template"

@@ -12,7 +12,10 @@ class ControlTokens:
 
     def __init__(self, texts: Iterable[str]) -> None:
         tokens = [text for text in texts if text]
-        self._pattern = re.compile(f"({_any_of(tokens) if tokens else '(?!)'})")
+        any_token = _any_of(tokens) if tokens else "(?!)"
+        self._pattern = re.compile(f"({any_token})")
+        # Tokens may overlap: in ``<<<`` both ``<<`` have to be broken.
+        self._first_character = re.compile(f"(?={any_token}).", re.DOTALL)
         parts = [(token[:i], token[i:]) for token in tokens for i in range(1, len(token))]
         # Of single characters only brackets and the like count: a role called ``user`` must stay what it is.
         self._beginnings = frozenset(left for left, _ in parts if len(left) > 1 or not left.isalnum())
@@ -29,7 +32,7 @@ class ControlTokens:
         The ends of a string are guarded as well where they could complete a token with the text beside it.
         """
         if isinstance(value, str):
-            return self._guarded(self._pattern.sub(lambda found: found[0][:1] + marker + found[0][1:], value), marker)
+            return self._guarded(self._first_character.sub(lambda found: found[0] + marker, value), marker)
         if isinstance(value, Mapping):
             return {self.break_up(key, marker): self.break_up(item, marker) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -145,6 +145,8 @@ def _told(repository: str) -> Iterator[None]:
     token = "the token in HF_TOKEN" if os.environ.get("HF_TOKEN") else "a token in HF_TOKEN"
     try:
         yield
+    except errors.HFValidationError as error:
+        raise InputError(f"hf:{repository} cannot be a repository: {error}", param="model") from None
     except errors.GatedRepoError:
         raise InputError(
             f"hf:{repository} is gated: accept its terms on {page}, and have {token} be one of that account "

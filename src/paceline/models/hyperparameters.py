@@ -26,10 +26,10 @@ class Hyperparameters:
         self._unread = {key: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+        """A positive integer of 31 bits."""
         value = self._take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.fault(f"{self._prefix}{name} is {_shown(value)}; a positive integer is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+            raise self.fault(f"{self._prefix}{name} is {_shown(value)}; a positive integer below 2^31 is needed")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -55,6 +55,11 @@ class Hyperparameters:
         value = self._unread.pop(self._prefix + name, allowed[0])
         if not isinstance(value, type(allowed[0])) or value not in allowed:
             raise self.fault(f"{self._prefix}{name} = {_shown(value)} is not supported; only {allowed[0]!r} is")
+
+    def ignore(self, *names: str) -> None:
+        """Keys that some files have, but that say nothing about how their model is computed."""
+        for name in names:
+            self._unread.pop(self._prefix + name, None)
 
     def layer_count(self) -> int:
         """``block_count``, bounded by the tensors there are: it becomes the length of a tuple."""

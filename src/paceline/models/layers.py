@@ -4,6 +4,8 @@ from dataclasses import replace
 from math import log
 from typing import Literal
 
+import numpy as np
+
 from paceline.models.hyperparameters import Hyperparameters
 from paceline.models.rope import LinearScaling, RopeSpec, YarnScaling
 from paceline.models.spec import LayerSpec, ModelSpec
@@ -36,12 +38,23 @@ def read_rope(read: Hyperparameters, spec: ModelSpec, pairing: Pairing) -> RopeS
         raise read.fault(
             f"{read.architecture}.rope.dimension_count is {dim}; it must be even and at most {spec.head_dim}"
         )
-    return RopeSpec(
+    rope = RopeSpec(
         theta=read.number("rope.freq_base", 10000.0),
         dim=dim,
         pairing=pairing,
         scaling=_scaling(read, spec.context_length),
     )
+    if not _is_finite(rope):
+        raise read.fault(f"rotation by {rope} has frequencies that are no finite numbers")
+    return rope
+
+
+def _is_finite(rope: RopeSpec) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            return bool(np.isfinite(rope.inverse_frequencies()).all())
+    except ArithmeticError:
+        return False
 
 
 def _scaling(read: Hyperparameters, context_length: int) -> LinearScaling | YarnScaling | None:

@@ -24,8 +24,11 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
     """
     if not model.strip():
         raise InputError("MODEL is empty: is the variable that it comes from set?", param="model")
-    if _is_path(model):
-        return file_source(_existing(model))
+    try:
+        if _is_path(model):
+            return file_source(_existing(model))
+    except OSError as error:  # a folder that may not be read, a name that is too long
+        raise InputError(f"{model:.200}: {error.strerror}", param="model") from None
     return pull(model, progress)
 
 

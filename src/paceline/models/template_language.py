@@ -31,7 +31,7 @@ def compiled(source: str, environment: ImmutableSandboxedEnvironment) -> jinja2.
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelFileError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
-    except (RecursionError, SyntaxError) as error:  # blocks nested deeper than jinja2 or Python can follow
+    except (RecursionError, SyntaxError, ValueError) as error:  # nested too deep, or a number of too many digits
         raise ModelFileError(f"the chat template does not compile: {error}") from error
 
 

@@ -33,8 +33,9 @@ TURN_ENDS = frozenset(
 """Control tokens that end a turn whatever the metadata says, as in llama.cpp (``special_eog_ids``): a chat model's
 ``eos_token_id`` often names only one of the two that it uses."""
 
-_TURN_TOKENS = TURN_ENDS - {"</s>"}
-"""Control tokens even where a file's converter took them for text, as in llama.cpp. In Gemma ``</s>`` is HTML."""
+_TURN_TOKENS = TURN_ENDS - {"</s>"} | {"<start_of_turn>"}
+"""Control tokens even where a file's converter took them for text, as in llama.cpp (but for ``<start_of_turn>``, which
+is text in the files that Google quantized). In Gemma ``</s>`` is HTML."""
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
@@ -91,6 +92,9 @@ class Vocabulary:
 
 _SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})  # llama.cpp treats both as special
 
+_NO_ID = (-1, 2**32 - 1)
+"""What llama.cpp's converter of llama2.c's models writes for a padding token that there is not."""
+
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {"gpt2": {}, "llama": {"bos": 1, "eos": 2, "unknown": 0}}
 """Those of a file that names none (llama-vocab.cpp); there gpt2 means Falcon's, which would be wrong for any other."""
 
@@ -101,6 +105,7 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = _token_types(metadata, tokens)
     special = {tokens[i]: i for i, type_ in enumerate(types) if type_ in _SPECIAL and tokens[i]}
+    prefixed = not str(metadata.get("general.architecture")).startswith("gemma")  # some files of Gemma do not say
 
     def named(name: str) -> int | None:
         return _token_id(metadata, name, len(tokens), _DEFAULT_IDS[kind].get(name))
@@ -108,7 +113,7 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
     ends = [named("eos"), named("eot"), named("eom")]
     return Vocabulary(
         kind=kind,
-        pre=_pre(metadata) if kind == "gpt2" else "",
+        pre=_pre(metadata, tokens) if kind == "gpt2" else "",
         tokens=tokens,
         types=types,
         merges=[_merge(line) for line in _strings(metadata, "tokenizer.ggml.merges")] if kind == "gpt2" else [],
@@ -120,7 +125,7 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
         eos_ids=frozenset(i for i in ends if i is not None) | {i for text, i in special.items() if text in TURN_ENDS},
         add_bos=_flag(metadata, "add_bos_token", None),
         add_eos=bool(_flag(metadata, "add_eos_token", False)),
-        add_space_prefix=kind == "llama" and bool(_flag(metadata, "add_space_prefix", True)),
+        add_space_prefix=kind == "llama" and bool(_flag(metadata, "add_space_prefix", prefixed)),
         special_tokens=special,
         user_defined=[tokens[i] for i, type_ in enumerate(types) if type_ == TokenType.USER_DEFINED and tokens[i]],
     )
@@ -128,20 +133,37 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
 
 def _kind(metadata: Mapping[str, MetadataValue]) -> VocabularyKind:
     model = metadata.get("tokenizer.ggml.model")
-    if model == "gpt2":
+    if isinstance(model, str) and model == "gpt2":
         return "gpt2"
-    if model == "llama":
+    if isinstance(model, str) and model == "llama":
         return "llama"
     raise ModelFileError(
         f"tokenizer.ggml.model is {model!r}; supported: 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
     )
 
 
-def _pre(metadata: Mapping[str, MetadataValue]) -> str:
-    pre = metadata.get("tokenizer.ggml.pre")
+_PRE_OF_OLD_FILES: Mapping[str, str] = {
+    "gpt2": "gpt-2",
+    "phi2": "phi-2",
+    "qwen2": "qwen2",
+    "starcoder2": "starcoder",
+}
+"""By architecture, where all models of one split alike: files from before May 2024 do not say. llama.cpp takes a
+default for them that is none of theirs."""
+
+
+def _pre(metadata: Mapping[str, MetadataValue], tokens: list[str]) -> str:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(pre, str):
+        raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; a name is needed")
+    if pre != "default":
+        return pre
+    architecture = str(metadata.get("general.architecture"))
+    if architecture == "llama" and "<|begin_of_text|>" in tokens:
+        return "llama-bpe"
+    if architecture not in _PRE_OF_OLD_FILES:
         raise ModelFileError("the metadata has no tokenizer.ggml.pre, so it is unknown how text is split")
-    return pre
+    return _PRE_OF_OLD_FILES[architecture]
 
 
 def _flag(metadata: Mapping[str, MetadataValue], name: str, default: bool | None) -> bool | None:
@@ -186,6 +208,8 @@ def _token_id(metadata: Mapping[str, MetadataValue], name: str, num_tokens: int,
     value = metadata.get(key)
     if value is None:
         return default if default is None or default < num_tokens else None
+    if name == "padding" and isinstance(value, int) and value in _NO_ID:
+        return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens:
         raise ModelFileError(f"{key} is {value!r}; the vocabulary has the ids 0 to {num_tokens - 1}")
     return value
