@@ -2,41 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 import pytest
 
-from paceline.executors.base import Batch, Float32
-from paceline.executors.native import NativeExecutor
-from paceline.executors.torch.executor import TorchExecutor
 from paceline.models.architectures import ARCHITECTURES
 from paceline.models.rope import LinearScaling, RopeSpec, YarnScaling
 from paceline.models.spec import LayerSpec, ModelSpec, ModelWeights
 from tests.executors.batches import Row, Sequence, make_batch
+from tests.executors.both_executors import EXECUTORS, LogitsExecutor
 from tests.executors.float64_model import reference_logits
 from tests.executors.tiny_models import LENGTH, VARIANTS, TinyModel
 
 TOLERANCE = 1e-3
 READ_BY_TRANSFORMERS = ["llama", "llama3", "llama-linear", "llama-yarn", "qwen2", "qwen2.5-tied", "qwen2-yarn"]
 READ_BY_TRANSFORMERS += ["qwen3", "qwen3-tied", "gemma2", "gemma3", "gpt2", "starcoder2"]
-
-
-class LogitsExecutor(Protocol):
-    def logits(self, batch: Batch) -> Float32: ...
-
-    def close(self) -> None: ...
-
-
-def plain_torch(weights: ModelWeights) -> LogitsExecutor:
-    return TorchExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32")
-
-
-def native(weights: ModelWeights) -> LogitsExecutor:
-    return NativeExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32", threads=2)
-
-
-EXECUTORS: dict[str, Callable[[ModelWeights], LogitsExecutor]] = {"native": native, "torch": plain_torch}
 
 
 @pytest.fixture(params=EXECUTORS)
@@ -51,17 +31,12 @@ def model(request: pytest.FixtureRequest, tiny_models: dict[str, TinyModel]) -> 
     return tiny_models[request.param]
 
 
-def difference(model: TinyModel, logits: np.ndarray[Any, Any]) -> float:
-    """Largest difference from transformers' logits, relative to the largest of those."""
-    return float(np.abs(logits - model.logits).max() / np.abs(model.logits).max())
-
-
 def test_every_architecture_has_a_variant(tiny_models: dict[str, TinyModel]) -> None:
     assert {model.weights.spec.architecture for model in tiny_models.values()} == set(ARCHITECTURES)
 
 
 def test_our_weights_give_transformers_logits(model: TinyModel) -> None:
-    assert difference(model, reference_logits(model.weights, model.token_ids)) <= TOLERANCE
+    assert model.difference(reference_logits(model.weights, model.token_ids)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("chunk", [7, 128, LENGTH])
@@ -75,7 +50,7 @@ def test_executors_give_transformers_logits(
         part = model.token_ids[start : start + chunk]
         parts.append(executor.logits(make_batch([Sequence(part, table, start)], [Row(0, i) for i in range(len(part))])))
     executor.close()
-    assert difference(model, np.concatenate(parts)) <= TOLERANCE
+    assert model.difference(np.concatenate(parts)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
@@ -92,7 +67,7 @@ def test_transformers_reads_the_same_weights_from_the_file(tiny_models: dict[str
     ).eval()
     with torch.no_grad():
         logits = other(torch.tensor([model.token_ids])).logits[0].numpy()
-    assert difference(model, logits) <= TOLERANCE
+    assert model.difference(logits) <= TOLERANCE
 
 
 def change_layers(spec: ModelSpec, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
@@ -183,4 +158,4 @@ def test_a_mistake_shows(
     """The oracle has teeth: what is computed almost right is not within its tolerance."""
     model = tiny_models[name]
     mistaken = replace(model.weights, spec=change(model.weights.spec))
-    assert difference(model, reference_logits(mistaken, model.token_ids)) > 10 * TOLERANCE
+    assert model.difference(reference_logits(mistaken, model.token_ids)) > 10 * TOLERANCE

@@ -154,6 +154,10 @@ class TinyModel:
     logits: np.ndarray[Any, np.dtype[np.float32]] = field(repr=False)
     """[T, vocab_size], transformers' for ``token_ids``."""
 
+    def difference(self, logits: np.ndarray[Any, Any]) -> float:
+        """Largest difference from transformers' logits, relative to the largest of those."""
+        return float(np.abs(logits - self.logits).max() / np.abs(self.logits).max())
+
 
 def make_tiny_models(variants: Mapping[str, Variant], folder: Path, llama_cpp: Path) -> dict[str, TinyModel]:
     """The variants, each in a folder of its own, and transformers' logits of a random sequence for each."""

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from paceline.models import catalog
 from paceline.models.quants import QuantType
+from tests.executors.both_executors import EXECUTORS, all_logits
 from tests.executors.float64_model import reference_logits
 from tests.executors.tiny_models import LENGTH, VARIANTS, TinyModel, make_tiny_models
 from tests.oracles import llama_cpp_source
 from tests.proof.quality import llama_cpp_perplexity, measure
-from tests.proof.quantized import EXECUTORS, all_logits, quantized_error
+from tests.proof.quantized import quantized_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 CHUNKS = 8
@@ -75,14 +74,10 @@ def main() -> None:
 def _architectures(models: dict[str, TinyModel]) -> Iterator[str]:
     yield ARCHITECTURES.format(length=LENGTH)
     for name, model in models.items():
-        columns = [_difference(model, reference_logits(model.weights, model.token_ids))]
-        columns += [_difference(model, all_logits(make(model.weights), model.token_ids)) for make in EXECUTORS.values()]
+        columns = [model.difference(reference_logits(model.weights, model.token_ids))]
+        columns += [model.difference(all_logits(make(model.weights), model.token_ids)) for make in EXECUTORS.values()]
         yield f"| {model.weights.spec.architecture} | {name} | {' | '.join(f'{value:.0e}' for value in columns)} |\n"
         _progress(name)
-
-
-def _difference(model: TinyModel, logits: np.ndarray) -> float:
-    return float(np.abs(logits - model.logits).max() / np.abs(model.logits).max())
 
 
 def _types(models: dict[str, TinyModel]) -> Iterator[str]:
