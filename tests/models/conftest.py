@@ -1,4 +1,4 @@
-"""The real model, opened once, and transformers' reading of it."""
+"""The real model, opened once, and transformers' reading of it; a cache folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,14 @@ import pytest
 
 from paceline.models.gguf import GGUFFile, read_gguf
 from paceline.models.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, not there yet."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    return home
 
 
 @pytest.fixture(scope="session")

