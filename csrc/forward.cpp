@@ -22,13 +22,13 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
     copy_blocks(batch);
     embed(batch);
     for (const Layer& layer : layers_) {
-      const int row = normalize(layer.attention_norm, tokens, member);
-      project_qkv(layer, row, tokens, member);
+      normalize(layer.attention_norm, tokens, member);
+      project_qkv(layer, tokens, member);
       rotate_and_store(batch, layer, tiles);
       attend(batch, layer, tiles, member);
       add_to_stream(layer.attention_output, attended_, layer.post_attention_norm, tokens, member);
       if (!config_.parallel_residual) normalize(layer.feed_forward_norm, tokens, member);
-      feed_forward(layer, row, tokens, member);
+      feed_forward(layer, tokens, member);
       add_to_stream(layer.down, activated_, layer.post_feed_forward_norm, tokens, member);
     }
     const int width = head().panels() * kPanel;
@@ -83,19 +83,15 @@ void Model::apply(const Norm& norm, const float* x, int n, float* out) const {
                 static_cast<float>(config_.norm_eps), n, out);
 }
 
-int Model::normalize(const Norm& norm, int tokens, int member) {
+void Model::normalize(const Norm& norm, int tokens, int member) {
+  if (!own_row(tokens)) pool_.for_each(tokens, [&](int t) { normalize_row(norm, t, t, member); });
+}
+
+void Model::normalize_row(const Norm& norm, int token, int row, int member) {
+  const float* x = x_ + static_cast<size_t>(token) * config_.hidden;
   float* normed = scratch_[member].normed;
-  const auto row = [&](int t, int to) {
-    const float* x = x_ + static_cast<size_t>(t) * config_.hidden;
-    if (norm) apply(norm, x, config_.hidden, normed);
-    kernels_.store_row(norm ? normed : x, config_.hidden, normed_, to, 0);
-  };
-  if (tokens == 1) {  // for itself: others would only wait for the member that does it
-    row(0, member);
-    return member;
-  }
-  pool_.for_each(tokens, [&](int t) { row(t, t); });
-  return 0;
+  if (norm) apply(norm, x, config_.hidden, normed);
+  kernels_.store_row(norm ? normed : x, config_.hidden, normed_, row, 0);
 }
 
 // A unit of a linear layer is an even number of panels: enough units that members even out, few enough that taking one
@@ -131,11 +127,15 @@ void Model::linear_panels(const Matrix& w, const std::vector<float>& bias, const
   }
 }
 
-void Model::project_qkv(const Layer& layer, int row, int tokens, int member) {
+void Model::project_qkv(const Layer& layer, int tokens, int member) {
+  const int row = own_row(tokens) ? member : 0;
+  const auto prepare = [&] {
+    if (own_row(tokens)) normalize_row(layer.attention_norm, 0, row, member);
+  };
   const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
   int units[3];
   for (int i = 0; i < 3; ++i) units[i] = ceil_div(parts[i]->weight.panels(), panels_per_unit(parts[i]->weight));
-  pool_.for_each(units[0] + units[1] + units[2], [&](int unit) {
+  pool_.for_each(units[0] + units[1] + units[2], prepare, [&](int unit) {
     float* out = qkv_;
     int part = 0;
     for (; unit >= units[part]; ++part) {
@@ -232,11 +232,15 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
 }
 
 // A unit is 32 outputs of gate and the same of up: together one group of the activations that `down` reads.
-void Model::feed_forward(const Layer& layer, int first_row, int tokens, int member) {
+void Model::feed_forward(const Layer& layer, int tokens, int member) {
+  const int first_row = own_row(tokens) ? member : 0;
+  const auto prepare = [&] {
+    if (own_row(tokens)) normalize_row(layer.feed_forward_norm, 0, first_row, member);
+  };
   float *gate = scratch_[member].gate, *up = scratch_[member].up;
   const bool gated = layer.gate.weight.data != nullptr;
   const Linear& activated = gated ? layer.gate : layer.up;
-  pool_.for_each(config_.intermediate / kGroup, [&](int unit) {
+  pool_.for_each(config_.intermediate / kGroup, prepare, [&](int unit) {
     for (int row = 0; row < tokens; row += kRowBlock) {
       const int rows = std::min(kRowBlock, tokens - row), begin = 2 * unit;
       const int in = first_row + row;

@@ -125,18 +125,22 @@ class Model {
   void run(const Batch& batch, const std::function<void(int member, int row, float* logits)>& consume);
   void copy_blocks(const Batch& batch);
   void embed(const Batch& batch);
-  // The residual stream as the next linear layers read it, into normed_; returns the first row for this member to read.
-  int normalize(const Norm& norm, int tokens, int member);
-  void project_qkv(const Layer& layer, int row, int tokens, int member);
+  // The residual stream as the next linear layers read it, into normed_. A single row is left to them: each member
+  // makes its own once it takes part in the phase that reads it. Earlier, a member that is late would read a stream that
+  // others are already adding to, and later would be too late where both halves of a layer read the same row.
+  bool own_row(int tokens) const { return tokens == 1 && !config_.parallel_residual; }
+  void normalize(const Norm& norm, int tokens, int member);
+  void project_qkv(const Layer& layer, int tokens, int member);
   void rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles);
   void attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member);
-  void feed_forward(const Layer& layer, int first_row, int tokens, int member);
+  void feed_forward(const Layer& layer, int tokens, int member);
   // x += residual_scale * norm(linear(in))
   void add_to_stream(const Linear& linear, const Rows& in, const Norm& norm, int tokens, int member);
   void project(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, float* out, ptrdiff_t stride,
                bool accumulate, int member);
 
   // What one member does.
+  void normalize_row(const Norm& norm, int token, int row, int member);
   void linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int unit,
                    float* out, ptrdiff_t stride, bool accumulate, int member);
   void linear_panels(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int begin,
