@@ -24,7 +24,8 @@ using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cp
 template <typename T, int kDims>
 Array<T, kDims> array(nb::handle batch, const char* name) {
   Array<T, kDims> a;
-  if (!nb::try_cast(batch.attr(name), a, false))
+  const nb::object value = batch.attr(name);  // not within try_cast, which must not throw
+  if (!nb::try_cast(value, a, false))
     throw std::invalid_argument(std::string("batch: ") + name + " has the wrong dtype, dimensions or layout");
   return a;
 }

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine.batch import build_batch, read_result
+from paceline.engine.batch import BatchBuilder, read_result
 from paceline.engine.request import Request, SamplingParams
 from paceline.engine.scheduler import Chunk
 from paceline.errors import ExecutorError
@@ -23,7 +23,7 @@ def test_tokens_positions_and_tables() -> None:
     decoding = held(make_request([10, 11, 12, 13], arrival=0), [7, 3], computed=4)
     decoding.append_output(14)
     prefilling = held(make_request(range(20, 32), arrival=1), [5, 6, 1], computed=4)
-    batch = build_batch([chunk(decoding, 1), chunk(prefilling, 3)], 4)
+    batch = BatchBuilder(4).build([chunk(decoding, 1), chunk(prefilling, 3)])
     assert batch.token_ids.tolist() == [14, 24, 25, 26]
     assert batch.positions.tolist() == [4, 4, 5, 6]
     assert batch.query_start.tolist() == [0, 1, 4]
@@ -40,7 +40,7 @@ def test_tokens_positions_and_tables() -> None:
 
 def test_short_tables_are_padded() -> None:
     short, long = held(make_request([1], arrival=0), [4]), held(make_request(range(9), arrival=1), [0, 1, 2])
-    assert build_batch([chunk(short, 1), chunk(long, 9)], 4).block_tables.tolist() == [[4, -1, -1], [0, 1, 2]]
+    assert BatchBuilder(4).build([chunk(short, 1), chunk(long, 9)]).block_tables.tolist() == [[4, -1, -1], [0, 1, 2]]
 
 
 def test_every_parameter_reaches_the_executor() -> None:
@@ -54,7 +54,7 @@ def test_every_parameter_reaches_the_executor() -> None:
     request.append_output(2)
     request.num_computed_tokens = 4
     plain = held(make_request([1], arrival=1, params=SamplingParams(top_k=40)), [1])
-    batch = build_batch([chunk(plain, 1), chunk(request, 1)], 4)
+    batch = BatchBuilder(4).build([chunk(plain, 1), chunk(request, 1)])
     assert batch.seed.tolist() == [1, 2**64 - 1]
     assert batch.draw_position.tolist() == [0, 2]
     assert batch.temperature.tolist() == [1, 0.5]
@@ -73,7 +73,7 @@ def test_every_parameter_reaches_the_executor() -> None:
 
 
 def test_ragged_parts_are_empty_when_unused() -> None:
-    batch = build_batch([chunk(held(make_request([1]), [0]), 1)], 4)
+    batch = BatchBuilder(4).build([chunk(held(make_request([1]), [0]), 1)])
     for name in ["seen_start", "seen_ids", "seen_output_count", "bias_start", "bias_ids", "bias", "mask_row"]:
         assert len(getattr(batch, name)) == 0
     assert batch.block_copies.shape == (0, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from numpy.random import default_rng
 
-from paceline.engine.batch import build_batch
+from paceline.engine.batch import BatchBuilder
 from paceline.engine.request import Request, SamplingParams
 from paceline.engine.scheduler import Chunk
 from paceline.loading import LoadedModel
@@ -74,7 +74,7 @@ def _next_step(requests: Sequence[Request], room: int) -> list[Chunk]:
 
 
 def _execute(loaded: LoadedModel, chunks: list[Chunk]) -> None:
-    loaded.executor.execute(build_batch(chunks, loaded.executor.kv_geometry.block_size))
+    loaded.executor.execute(BatchBuilder(loaded.executor.kv_geometry.block_size).build(chunks))
 
 
 def _peak() -> int:

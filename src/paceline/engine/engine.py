@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from time import perf_counter_ns
 
-from paceline.engine.batch import Outcome, build_batch, read_result
+from paceline.engine.batch import BatchBuilder, Outcome, read_result
 from paceline.engine.blocks import BlockPool
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import TokenDecoder
@@ -48,6 +48,7 @@ class Engine:
         self.config = config
         self._executor = executor
         self._decoder = decoder
+        self._batches = BatchBuilder(executor.kv_geometry.block_size)
         self._counters = Counters()
         self._arrival_numbers = count()
         # Guards what submit and abort share with the engine's thread: the next five.
@@ -224,8 +225,7 @@ class Engine:
             return [Outcome(chunk, error=f"the executor failed: {error}")]
 
     def _execute_once(self, chunks: Sequence[Chunk]) -> list[Outcome]:
-        batch = build_batch(chunks, self._pool.block_size)
-        return read_result(chunks, self._executor.execute(batch))
+        return read_result(chunks, self._executor.execute(self._batches.build(chunks)))
 
     def _commit(self, outcomes: Iterable[Outcome], outputs: list[RequestOutput]) -> None:
         now_ns = perf_counter_ns()

@@ -4,7 +4,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paceline.engine.history import TokenHistory
 from paceline.errors import InputError
@@ -184,8 +184,7 @@ class Timings:
     """First token to the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """News of one request from one step."""
 
     request_id: str

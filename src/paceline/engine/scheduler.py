@@ -2,8 +2,8 @@
 
 from bisect import insort
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from paceline.engine.blocks import BlockPool
 from paceline.engine.config import EngineConfig
@@ -11,8 +11,7 @@ from paceline.engine.request import Request
 from paceline.engine.stats import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A request's share of a step: its next ``num_tokens`` tokens from ``request.num_computed_tokens`` on."""
 
     request: Request
