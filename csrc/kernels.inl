@@ -14,6 +14,8 @@ namespace PACELINE_NAMESPACE {
 
 #include "kernels_weights.inl"
 
+#include "kernels_dense.inl"
+
 #include "kernels_linear.inl"
 
 #include "kernels_row.inl"

@@ -199,30 +199,6 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
                               accumulate, scratch);
 }
 
-template <StoredType kType, int kRows>
-void float_tile(const Matrix& w, const Rows& x, int row, int panel, float* out, ptrdiff_t out_stride,
-                bool accumulate) {
-  const uint8_t* weights = w.data + static_cast<size_t>(panel) * w.panel_bytes;
-  const float* in = x.f + static_cast<size_t>(row) * x.k;
-  F32 acc[kRows];
-  for (int r = 0; r < kRows; ++r) acc[r] = zero();
-  for (int i = 0; i < w.k; ++i) {
-    const F32 column = load_column<kType>(weights, i);
-    for (int r = 0; r < kRows; ++r) acc[r] = fma(splat(in[static_cast<size_t>(r) * x.k + i]), column, acc[r]);
-  }
-  for (int r = 0; r < kRows; ++r) put(out + r * out_stride, acc[r], accumulate);
-}
-
-template <StoredType kType>
-void linear_float(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
-                  float* out, ptrdiff_t out_stride, bool accumulate) {
-  for (int p = first_panel; p < last_panel; ++p)
-    cover<kDirectRows>(num_rows, 0, [&]<int kRows>(int r) {
-      float_tile<kType, kRows>(w, x, first_row + r, p, out + r * out_stride + (p - first_panel) * kPanel, out_stride,
-                               accumulate);
-    });
-}
-
 void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel, float* out,
             ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
   with_type(w.type, [&]<StoredType kType>() {
@@ -230,6 +206,6 @@ void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int fir
       linear_quantized<form_of(kType)>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate,
                                        scratch);
     else
-      linear_float<kType>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate);
+      linear_float<kType>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate, scratch);
   });
 }

@@ -127,8 +127,12 @@ struct Kernels {
 // Bytes of scratch that `linear` needs for num_rows rows.
 constexpr int kUnpackGroups = 24;  // groups of 32 inputs unpacked at a time: two panels of codes stay in L1
 constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 4 * kPanel * sizeof(float));  // d and m of two runs each
+constexpr int kMostDensePanels = 4;
+constexpr size_t kDenseSlabBytes = 32768;  // float32 weights that kernels_dense.inl has in L1
 inline size_t linear_scratch_bytes(int num_rows) {
-  return kUnpackBytes + static_cast<size_t>(num_rows) * 2 * kPanel * sizeof(float);
+  const size_t row = kPanel * sizeof(float);
+  const size_t unpacked = kUnpackBytes + num_rows * 2 * row, dense = kDenseSlabBytes + num_rows * kMostDensePanels * row;
+  return unpacked > dense ? unpacked : dense;
 }
 
 extern const Kernels kBaselineKernels;

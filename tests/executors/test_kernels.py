@@ -62,7 +62,7 @@ def test_extreme_codes_multiply_exactly(isa: str, kind: QuantType) -> None:
         np.testing.assert_array_equal(got, expected[:count])
 
 
-SHAPES = [(16, 32), (50, 96), (7, 256), (50, 768), (7, 1536), (3, 1600)]
+SHAPES = [(16, 32), (50, 96), (100, 288), (7, 256), (50, 768), (7, 1536), (3, 1600)]
 
 
 @pytest.mark.parametrize("isa", ISAS)
