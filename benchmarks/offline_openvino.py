@@ -1,6 +1,6 @@
 """OpenVINO GenAI's continuous batching on a GGUF file, run by benchmarks/peers in an environment of its own.
 
-    offline_openvino.py FILE.gguf    one JSON object per batch size, with llama-batched-bench's names
+    offline_openvino.py decode|prefill FILE.gguf    one JSON object per measurement
 
 A whole run minus a run of one token is the decode time, as the pipeline tells no steps apart.
 """
@@ -17,6 +17,7 @@ import openvino_genai as genai
 
 PROMPT, NEW = int(os.environ.get("PEERS_PROMPT", "128")), int(os.environ.get("PEERS_NEW", "64"))
 BATCHES = [int(size) for size in os.environ.get("PEERS_BATCH", "1,8,32").split(",")]
+REPEAT = int(os.environ.get("PEERS_REPEAT", "3"))
 
 
 def main() -> None:
@@ -26,12 +27,16 @@ def main() -> None:
     scheduler.max_num_seqs = 64
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
-    pipeline = genai.LLMPipeline(sys.argv[1], "CPU", scheduler_config=scheduler)
+    threads = int(os.environ["PEERS_THREADS"])
+    pipeline = genai.LLMPipeline(sys.argv[2], "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads)
     seconds(pipeline, 1, 8)
-    for batch in BATCHES:
-        first, whole = seconds(pipeline, batch, 1), seconds(pipeline, batch, NEW + 1)
-        figures = {"pl": batch, "speed_pp": batch * PROMPT / first, "speed_tg": batch * NEW / (whole - first)}
-        print(json.dumps(figures), flush=True)
+    if sys.argv[1] == "decode":
+        for batch in BATCHES:
+            first, whole = seconds(pipeline, batch, 1), seconds(pipeline, batch, NEW + 1)
+            print(json.dumps({"pl": batch, "speed_tg": batch * NEW / (whole - first)}), flush=True)
+    else:
+        speeds = [PROMPT / seconds(pipeline, 1, 1) for _ in range(REPEAT)]
+        print(json.dumps({"samples_ts": speeds}), flush=True)
 
 
 def seconds(pipeline: genai.LLMPipeline, batch: int, new: int) -> float:

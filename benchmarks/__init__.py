@@ -1,0 +1,1 @@
+"""Our engine against its peers, in turn on one machine: ``python -m benchmarks``."""
