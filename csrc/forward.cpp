@@ -15,7 +15,7 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 }  // namespace
 
 void Model::run(const Batch& batch, const std::function<void(int member, int row, float* logits)>& consume) {
-  const std::vector<Tile> tiles = attention_tiles(batch);
+  const std::vector<Tile> tiles = attention_tiles(batch), stretches = stored_before_attention(batch, tiles);
   const int tokens = batch.tokens();
   const std::lock_guard<std::mutex> lock(turn_);
   pool_.run([&](int member) {
@@ -24,7 +24,7 @@ void Model::run(const Batch& batch, const std::function<void(int member, int row
     for (const Layer& layer : layers_) {
       normalize(layer.attention_norm, tokens, member);
       project_qkv(layer, tokens, member);
-      rotate_and_store(batch, layer, tiles);
+      rotate_and_store(batch, layer, stretches);
       attend(batch, layer, tiles, member);
       add_to_stream(layer.attention_output, attended_, layer.post_attention_norm, tokens, member);
       if (!config_.parallel_residual) normalize(layer.feed_forward_norm, tokens, member);
@@ -94,23 +94,35 @@ void Model::normalize_row(const Norm& norm, int token, int row, int member) {
   kernels_.store_row(norm ? normed : x, config_.hidden, normed_, row, 0);
 }
 
-// A unit of a linear layer is an even number of panels: enough units that members even out, few enough that taking one
-// costs nothing.
-int Model::panels_per_unit(const Matrix& w) const {
-  return std::max(2, w.panels() / (pool_.size() * 8) / 2 * 2);
-}
+// A linear layer's panels in units: whole ones, as many for every member, and the rest in twos, so that members finish
+// together. A whole unit is what a kernel's tile is wide, or more where there are very many.
+class Model::PanelUnits {
+ public:
+  PanelUnits(int panels, int members)
+      : panels_(panels),
+        step_(std::max(kMostTilePanels, panels / (32 * members) / kMostTilePanels * kMostTilePanels)),
+        whole_(panels / step_ / members * members) {}
+
+  int count() const { return whole_ + ceil_div(panels_ - whole_ * step_, 2); }
+  int begin(int unit) const { return unit <= whole_ ? unit * step_ : whole_ * step_ + 2 * (unit - whole_); }
+  int end(int unit) const { return std::min(begin(unit + 1), panels_); }
+
+ private:
+  const int panels_, step_, whole_;
+};
+
+Model::PanelUnits Model::units(const Matrix& w) const { return PanelUnits(w.panels(), pool_.size()); }
 
 void Model::linear_unit(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int unit,
                         float* out, ptrdiff_t stride, bool accumulate, int member) {
-  const int step = panels_per_unit(w);
-  const int begin = unit * step, end = std::min(begin + step, w.panels());
-  linear_panels(w, bias, in, first, rows, begin, end, out + static_cast<ptrdiff_t>(begin) * kPanel, stride, accumulate,
-                member);
+  const int begin = units(w).begin(unit);
+  linear_panels(w, bias, in, first, rows, begin, units(w).end(unit), out + static_cast<ptrdiff_t>(begin) * kPanel, stride,
+                accumulate, member);
 }
 
 void Model::project(const Matrix& w, const std::vector<float>& bias, const Rows& in, int rows, float* out,
                     ptrdiff_t stride, bool accumulate, int member) {
-  pool_.for_each(ceil_div(w.panels(), panels_per_unit(w)),
+  pool_.for_each(units(w).count(),
                  [&](int unit) { linear_unit(w, bias, in, 0, rows, unit, out, stride, accumulate, member); });
 }
 
@@ -133,13 +145,13 @@ void Model::project_qkv(const Layer& layer, int tokens, int member) {
     if (own_row(tokens)) normalize_row(layer.attention_norm, 0, row, member);
   };
   const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
-  int units[3];
-  for (int i = 0; i < 3; ++i) units[i] = ceil_div(parts[i]->weight.panels(), panels_per_unit(parts[i]->weight));
-  pool_.for_each(units[0] + units[1] + units[2], prepare, [&](int unit) {
+  int counts[3];
+  for (int i = 0; i < 3; ++i) counts[i] = units(parts[i]->weight).count();
+  pool_.for_each(counts[0] + counts[1] + counts[2], prepare, [&](int unit) {
     float* out = qkv_;
     int part = 0;
-    for (; unit >= units[part]; ++part) {
-      unit -= units[part];
+    for (; unit >= counts[part]; ++part) {
+      unit -= counts[part];
       out += parts[part]->weight.n;
     }
     linear_unit(parts[part]->weight, parts[part]->bias, normed_, row, tokens, unit, out, qkv_width(), false, member);
@@ -152,7 +164,7 @@ void Model::normalize_heads(const Norm& norm, int size, float* x) const {
   for (int at = 0; norm && at < size; at += width) apply(norm, x + at, width, x + at);
 }
 
-void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles) {
+void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& stretches) {
   if (wide(layer.query_norm) || wide(layer.key_norm)) {
     pool_.for_each(batch.tokens(), [&](int t) {
       float* q = qkv_ + static_cast<size_t>(t) * qkv_width();
@@ -160,11 +172,9 @@ void Model::rotate_and_store(const Batch& batch, const Layer& layer, const std::
       if (wide(layer.key_norm)) normalize_heads(layer.key_norm, config_.kv_size(), q + config_.query_size());
     });
   }
-  if (tiles.size() == 1) return;  // attend does it head by head: no other tile reads what it stores
-  const int num_tiles = static_cast<int>(tiles.size());
-  pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
-    rotate_and_store_head(batch, layer, tiles[unit % num_tiles], unit / num_tiles);
-  });
+  const int heads = config_.kv_heads;
+  pool_.for_each(static_cast<int>(stretches.size()) * heads,
+                 [&](int unit) { rotate_and_store_head(batch, layer, stretches[unit / heads], unit % heads); });
 }
 
 void Model::rotate_and_store_head(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head) {
@@ -188,7 +198,7 @@ void Model::rotate_and_store_head(const Batch& batch, const Layer& layer, const 
 }
 
 std::vector<Model::Tile> Model::attention_tiles(const Batch& batch) const {
-  const int most = kTileQueries / (config_.heads / config_.kv_heads);
+  const int most = std::max(1, kernels_.tile_queries / (config_.heads / config_.kv_heads));
   std::vector<Tile> tiles;
   for (int s = 0; s < batch.sequences(); ++s)
     for (int t = batch.query_start[s]; t < batch.query_start[s + 1]; t += most)
@@ -196,26 +206,61 @@ std::vector<Model::Tile> Model::attention_tiles(const Batch& batch) const {
   return tiles;
 }
 
+bool Model::is_whole_sequence(const Batch& batch, const Tile& tile) {
+  return tile.rows == batch.query_start[tile.sequence + 1] - batch.query_start[tile.sequence];
+}
+
+// What several tiles read must be stored before any of them attends: cut by KV block, so that one member fills a block's
+// cache lines. A tile that is all of its sequence is left to attend, for no other tile reads what it stores.
+std::vector<Model::Tile> Model::stored_before_attention(const Batch& batch, const std::vector<Tile>& tiles) {
+  std::vector<Tile> stretches;
+  for (const Tile& tile : tiles) {
+    if (is_whole_sequence(batch, tile)) continue;
+    const int end = tile.first_token + tile.rows;
+    for (int token = tile.first_token; token < end;) {
+      const int rows = std::min(end - token, kBlockTokens - batch.positions[token] % kBlockTokens);
+      const bool goes_on = token > batch.query_start[tile.sequence] && batch.positions[token] % kBlockTokens != 0;
+      if (goes_on) stretches.back().rows += rows;
+      else stretches.push_back({tile.sequence, token, rows});
+      token += rows;
+    }
+  }
+  return stretches;
+}
+
+AttentionTile Model::attention_tile(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head) const {
+  return {
+      .q = qkv_ + static_cast<size_t>(tile.first_token) * qkv_width() + kv_head * group_width(),
+      .q_stride = qkv_width(),
+      .rows = tile.rows,
+      .heads = config_.heads / config_.kv_heads,
+      .position = batch.positions[tile.first_token],
+      .window = layer.config.window ? layer.config.window : std::numeric_limits<int>::max(),
+      .block_table = batch.block_table(tile.sequence),
+      .kv_head = kv_head,
+      .scale = static_cast<float>(config_.attention_scale),
+      .softcap = static_cast<float>(config_.attention_softcap),
+      .next = nullptr,
+  };
+}
+
 void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member) {
-  const int width = group_width(), num_tiles = static_cast<int>(tiles.size());
+  const int width = group_width(), num_tiles = static_cast<int>(tiles.size()), units = num_tiles * config_.kv_heads;
+  // From the last tile back: the longest contexts first, so that members finish together.
+  const auto tile_of = [&](int unit) { return tiles[num_tiles - 1 - unit % num_tiles]; };
   float* out = scratch_[member].attention;
-  pool_.for_each(num_tiles * config_.kv_heads, [&](int unit) {
-    // From the last tile back: the longest contexts first, so that members finish together.
-    const Tile& tile = tiles[num_tiles - 1 - unit % num_tiles];
+  pool_.for_each(units, [&](int unit) {
+    const Tile tile = tile_of(unit);
     const int kv_head = unit / num_tiles, column = kv_head * width;
-    if (num_tiles == 1) rotate_and_store_head(batch, layer, tile, kv_head);
-    const AttentionTile work{
-        .q = qkv_ + static_cast<size_t>(tile.first_token) * qkv_width() + column,
-        .q_stride = qkv_width(),
-        .rows = tile.rows,
-        .heads = config_.heads / config_.kv_heads,
-        .position = batch.positions[tile.first_token],
-        .window = layer.config.window ? layer.config.window : std::numeric_limits<int>::max(),
-        .block_table = batch.block_table(tile.sequence),
-        .kv_head = kv_head,
-        .scale = static_cast<float>(config_.attention_scale),
-        .softcap = static_cast<float>(config_.attention_softcap),
-    };
+    AttentionTile work = attention_tile(batch, layer, tile, kv_head), next;
+    if (is_whole_sequence(batch, tile)) {
+      rotate_and_store_head(batch, layer, tile, kv_head);
+      const int likely_next = unit + pool_.size();
+      if (likely_next < units) {
+        next = attention_tile(batch, layer, tile_of(likely_next), likely_next / num_tiles);
+        work.next = &next;
+      }
+    }
     if (attention_) {
       kernels_.attention(layer.kv, work, attention_ + static_cast<size_t>(tile.first_token) * config_.query_size() + column,
                          config_.query_size());
@@ -231,29 +276,34 @@ void Model::attend(const Batch& batch, const Layer& layer, const std::vector<Til
   });
 }
 
-// A unit is 32 outputs of gate and the same of up: together one group of the activations that `down` reads.
+// A unit's outputs of gate and the same of up are together some groups of the activations that `down` reads.
 void Model::feed_forward(const Layer& layer, int tokens, int member) {
   const int first_row = own_row(tokens) ? member : 0;
   const auto prepare = [&] {
     if (own_row(tokens)) normalize_row(layer.feed_forward_norm, 0, first_row, member);
   };
+  const PanelUnits shares = units(layer.up.weight);
+  pool_.for_each(shares.count(), prepare, [&](int unit) {
+    for (int begin = shares.begin(unit), end = shares.end(unit); begin < end; begin += kMostTilePanels)
+      feed_forward_panels(layer, first_row, tokens, begin, std::min(begin + kMostTilePanels, end), member);
+  });
+}
+
+void Model::feed_forward_panels(const Layer& layer, int first_row, int tokens, int begin, int end, int member) {
   float *gate = scratch_[member].gate, *up = scratch_[member].up;
   const bool gated = layer.gate.weight.data != nullptr;
   const Linear& activated = gated ? layer.gate : layer.up;
-  pool_.for_each(config_.intermediate / kGroup, prepare, [&](int unit) {
-    for (int row = 0; row < tokens; row += kRowBlock) {
-      const int rows = std::min(kRowBlock, tokens - row), begin = 2 * unit;
-      const int in = first_row + row;
-      linear_panels(activated.weight, activated.bias, normed_, in, rows, begin, begin + 2, gate, kGroup, false, member);
-      if (gated)
-        linear_panels(layer.up.weight, layer.up.bias, normed_, in, rows, begin, begin + 2, up, kGroup, false, member);
-      for (int r = 0; r < rows; ++r) {
-        float* values = gate + r * kGroup;
-        kernels_.activate(config_.activation, values, gated ? up + r * kGroup : nullptr, kGroup, values);
-        kernels_.store_row(values, kGroup, activated_, row + r, unit * kGroup);
-      }
+  const int width = (end - begin) * kPanel;
+  for (int row = 0; row < tokens; row += kRowBlock) {
+    const int rows = std::min(kRowBlock, tokens - row), in = first_row + row;
+    linear_panels(activated.weight, activated.bias, normed_, in, rows, begin, end, gate, width, false, member);
+    if (gated) linear_panels(layer.up.weight, layer.up.bias, normed_, in, rows, begin, end, up, width, false, member);
+    for (int r = 0; r < rows; ++r) {
+      float* values = gate + r * width;
+      kernels_.activate(config_.activation, values, gated ? up + r * width : nullptr, width, values);
+      kernels_.store_row(values, width, activated_, row + r, begin * kPanel);
     }
-  });
+  }
 }
 
 void Model::add_to_stream(const Linear& linear, const Rows& in, const Norm& norm, int tokens, int member) {

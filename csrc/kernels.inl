@@ -26,6 +26,7 @@ namespace PACELINE_NAMESPACE {
 
 const Kernels PACELINE_KERNELS = {
     .name = PACELINE_ISA_NAME,
+    .tile_queries = PACELINE_NAMESPACE::kTileQueries,
     .linear = PACELINE_NAMESPACE::linear,
     .norm = PACELINE_NAMESPACE::norm,
     .store_row = PACELINE_NAMESPACE::store_row,

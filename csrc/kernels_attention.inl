@@ -14,6 +14,7 @@ inline F32 load_kv(const uint8_t* block, size_t at) {
 
 template <KVType kType, int kQueries>
 struct Attention {
+  static_assert(kQueries <= 16);
   const KVLayer& kv;
   const AttentionTile& tile;
   const float* query[kQueries];
@@ -21,9 +22,9 @@ struct Attention {
   int last[kQueries];
   alignas(64) float weights[kQueries][kPartition];  // scores, then exp(score - max)
   alignas(64) float sums[kQueries][kMaxHeadDim];    // weighted V so far, relative to running_max
-  float running_max[kQueries];
-  float running_sum[kQueries];
-  float keep[kQueries], take[kQueries];  // factors of the merge: what was, what comes
+  // Of each query, a vector's worth: the partition's maximum and sum, those of all so far, and the factors of their merge,
+  // for what was and for what comes.
+  alignas(64) float top[16] = {}, total[16] = {}, running_max[16] = {}, running_sum[16] = {}, keep[16], take[16];
 
   Attention(const KVLayer& layer, const AttentionTile& t) : kv(layer), tile(t) {
     for (int i = 0; i < kQueries; ++i) {
@@ -48,48 +49,73 @@ struct Attention {
     return reinterpret_cast<const uint16_t*>(base + block(token)) + group * kBlockTokens;
   }
 
-  // Adds q . K over dimensions begin .. end to acc, for the 32 tokens of a block. Inlined, as is add_tokens, or acc would
-  // live in memory.
-  [[gnu::always_inline]] inline void dot_keys(const uint8_t* keys, int begin, int end, F32 (&acc)[kQueries][2]) const {
-    const size_t at = head();
+  // Bytes from the block of a token to the same of the next tile, which is asked from memory line by line as this one is
+  // read; 0 where there is none, which costs nothing.
+  ptrdiff_t ahead(int token) const {
+    if (!tile.next || token > tile.next->position) return 0;
+    const ptrdiff_t blocks = tile.next->block_table[token / kBlockTokens] - tile.block_table[token / kBlockTokens];
+    const ptrdiff_t heads = tile.next->kv_head - tile.kv_head;
+    return blocks * static_cast<ptrdiff_t>(kv.block_bytes) +
+           heads * static_cast<ptrdiff_t>(kv.head_dim * kBlockTokens * kv_element_bytes(kType));
+  }
+
+  // Adds q . K over dimensions begin .. end to acc, for tokens from slot `slot` of a block on. Inlined, as is add_tokens,
+  // or acc would live in memory.
+  [[gnu::always_inline]] inline void dot_keys(const uint8_t* keys, int slot, int begin, int end, ptrdiff_t ahead,
+                                              F32 (&acc)[kQueries][kScoreVectors]) const {
     for (int d = begin; d < end; ++d) {
-      const F32 low = load_kv<kType>(keys, at + d * kBlockTokens);
-      const F32 high = load_kv<kType>(keys, at + d * kBlockTokens + 16);
+      const size_t at = head() + static_cast<size_t>(d) * kBlockTokens + slot;
+      __builtin_prefetch(keys + at * kv_element_bytes(kType) + ahead);
+      F32 k[kScoreVectors];
+      for (int v = 0; v < kScoreVectors; ++v) k[v] = load_kv<kType>(keys, at + 16 * v);
+#pragma GCC unroll 16
       for (int i = 0; i < kQueries; ++i) {
         const F32 q = splat(query[i][d]);
-        acc[i][0] = fma(q, low, acc[i][0]);
-        acc[i][1] = fma(q, high, acc[i][1]);
+        for (int v = 0; v < kScoreVectors; ++v) acc[i][v] = fma(q, k[v], acc[i][v]);
       }
     }
   }
 
   // Scores of the 32 tokens from `token` on, at full width, to weights[.][at ..]; -infinity where a query may not see.
-  void score_block(int token, int at) {
+  void score_block(int token, int at, ptrdiff_t ahead) {
+    for (int slot = 0; slot < kBlockTokens; slot += 16 * kScoreVectors) score_tokens(token, slot, at, ahead);
+  }
+
+  void score_tokens(int token, int slot, int at, ptrdiff_t ahead) {
     const uint8_t* keys = kv.k + block(token);
-    F32 acc[kQueries][2];
-    for (int i = 0; i < kQueries; ++i) acc[i][0] = acc[i][1] = zero();
+    F32 acc[kQueries][kScoreVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kQueries; ++i)
+      for (int v = 0; v < kScoreVectors; ++v) acc[i][v] = zero();
     if constexpr (kType == KVType::kInt8) {
       for (int d = 0; d < kv.head_dim; d += kKVGroup) {
-        F32 part[kQueries][2];
-        for (int i = 0; i < kQueries; ++i) part[i][0] = part[i][1] = zero();
-        dot_keys(keys, d, d + kKVGroup < kv.head_dim ? d + kKVGroup : kv.head_dim, part);
-        const F32 low = load_half(scales(kv.k_scale, token, d)), high = load_half(scales(kv.k_scale, token, d) + 16);
-        for (int i = 0; i < kQueries; ++i) {
-          acc[i][0] = fma(part[i][0], low, acc[i][0]);
-          acc[i][1] = fma(part[i][1], high, acc[i][1]);
+        F32 part[kQueries][kScoreVectors];
+#pragma GCC unroll 16
+        for (int i = 0; i < kQueries; ++i)
+          for (int v = 0; v < kScoreVectors; ++v) part[i][v] = zero();
+        dot_keys(keys, slot, d, d + kKVGroup < kv.head_dim ? d + kKVGroup : kv.head_dim, ahead, part);
+        for (int v = 0; v < kScoreVectors; ++v) {
+          const F32 scale = load_half(scales(kv.k_scale, token, d) + slot + 16 * v);
+#pragma GCC unroll 16
+          for (int i = 0; i < kQueries; ++i) acc[i][v] = fma(part[i][v], scale, acc[i][v]);
         }
       }
     } else {
-      dot_keys(keys, 0, kv.head_dim, acc);
+      dot_keys(keys, slot, 0, kv.head_dim, ahead, acc);
     }
     const F32 scale = splat(tile.scale), hidden = splat(-__builtin_inff());
+    const bool all_visible = first[kQueries - 1] <= token && token + kBlockTokens - 1 <= last[0];
+#pragma GCC unroll 16
     for (int i = 0; i < kQueries; ++i) {
-      for (int half = 0; half < 2; ++half) {
-        F32 score = mul(acc[i][half], scale);
+      for (int v = 0; v < kScoreVectors; ++v) {
+        F32 score = mul(acc[i][v], scale);
         if (tile.softcap > 0.0f) score = mul(splat(tile.softcap), tanh(div(score, splat(tile.softcap))));
-        const int from = token + 16 * half;
-        score = select_first(first[i] - from, hidden, score);
-        store(weights[i] + at + 16 * half, select_first(last[i] + 1 - from, score, hidden));
+        const int offset = slot + 16 * v, from = token + offset;
+        if (!all_visible) {
+          score = select_first(first[i] - from, hidden, score);
+          score = select_first(last[i] + 1 - from, score, hidden);
+        }
+        store(weights[i] + at + offset, score);
       }
     }
   }
@@ -100,29 +126,35 @@ struct Attention {
       for (int half = 0; half < 2; ++half) store(weights[i] + at + 16 * half, splat(-__builtin_inff()));
   }
 
-  // Turns query i's scores into weights and works out how the partition merges with what came before.
+  // Turns query i's scores into weights.
   void softmax(int i, int padded) {
     float* w = weights[i];
     F32 largest = load(w);
     for (int t = 16; t < padded; t += 16) largest = max(largest, load(w + t));
-    const float top = reduce_max(largest);
-    F32 total = zero();
+    const F32 highest = splat(top[i] = reduce_max(largest));
+    F32 sum = zero();
     for (int t = 0; t < padded; t += 16) {
-      const F32 e = exp(sub(load(w + t), splat(top)));
+      const F32 e = exp(sub(load(w + t), highest));
       store(w + t, e);
-      total = add(total, e);
+      sum = add(sum, e);
     }
-    const float merged = running_max[i] > top ? running_max[i] : top;
-    keep[i] = exp_one(running_max[i] - merged);
-    take[i] = exp_one(top - merged);
-    running_sum[i] = running_sum[i] * keep[i] + reduce_add(total) * take[i];
-    running_max[i] = merged;
+    total[i] = reduce_add(sum);
   }
 
-  static float exp_one(float x) {
-    float v[16];
-    store(v, exp(splat(x)));
-    return v[0];
+  // Works out how the partition merges with what came before: all queries in a vector, and those that saw it kept.
+  void merge(int begin) {
+    const F32 before = load(running_max), now = load(top), merged = select_ge(now, before, now, before);
+    const F32 kept = exp(sub(before, merged)), taken = exp(sub(now, merged));
+    alignas(64) float new_max[16], new_sum[16];
+    store(keep, kept);
+    store(take, taken);
+    store(new_max, merged);
+    store(new_sum, add(mul(load(running_sum), kept), mul(load(total), taken)));
+    for (int i = 0; i < kQueries; ++i) {
+      if (!sees_partition(i, begin)) continue;
+      running_max[i] = new_max[i];
+      running_sum[i] = new_sum[i];
+    }
   }
 
   // Adds weight * V of tokens from .. to of the partition to acc, over kVectors * 16 dimensions from d on. Where not
@@ -132,6 +164,7 @@ struct Attention {
     for (int t = from; t < to;) {
       const int token = begin + t;
       const uint8_t* values = kv.v + block(token);
+      const ptrdiff_t next = ahead(token);
       const int slot = token % kBlockTokens, count = to - t < kBlockTokens - slot ? to - t : kBlockTokens - slot;
       [[maybe_unused]] alignas(64) float scale[kBlockTokens];
       if constexpr (kType == KVType::kInt8) {
@@ -140,8 +173,10 @@ struct Attention {
       }
       for (int j = 0; j < count; ++j) {
         const size_t at = head() + static_cast<size_t>(slot + j) * kv.head_dim + d;
+        __builtin_prefetch(values + at * kv_element_bytes(kType) + next);
         F32 v[kVectors];
         for (int half = 0; half < kVectors; ++half) v[half] = load_kv<kType>(values, at + 16 * half);
+#pragma GCC unroll 16
         for (int i = 0; i < kQueries; ++i) {
           if (kRagged && (token + j < first[i] || token + j > last[i])) continue;
           const F32 weight = splat(kType == KVType::kInt8 ? weights[i][t + j] * scale[slot + j] : weights[i][t + j]);
@@ -155,6 +190,7 @@ struct Attention {
   template <int kVectors>
   void add_values(int begin, int tokens, int d) {
     F32 acc[kQueries][kVectors];
+#pragma GCC unroll 16
     for (int i = 0; i < kQueries; ++i)
       for (int half = 0; half < kVectors; ++half) acc[i][half] = zero();
     // Later queries begin and end later: what all see lies between the last one's first token and the first one's last.
@@ -168,6 +204,7 @@ struct Attention {
     } else {
       add_tokens<kVectors, true>(begin, lowest, tokens, d, acc);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < kQueries; ++i) {
       if (!sees_partition(i, begin)) continue;
       for (int half = 0; half < kVectors; ++half) {
@@ -184,10 +221,11 @@ struct Attention {
       const int padded = (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
       for (int t = 0; t < padded; t += kBlockTokens) {
         if (begin + t + kBlockTokens <= first[0]) hide_block(t);
-        else score_block(begin + t, t);
+        else score_block(begin + t, t, ahead(begin + t));
       }
       for (int i = 0; i < kQueries; ++i)
         if (sees_partition(i, begin)) softmax(i, padded);
+      merge(begin);
       int d = 0;
       for (; d + 32 <= kv.head_dim; d += 32) add_values<2>(begin, tokens, d);
       if (d < kv.head_dim) add_values<1>(begin, tokens, d);
@@ -200,24 +238,19 @@ struct Attention {
   }
 };
 
-template <KVType kType>
+// Calls the attention of so many queries, 1 .. kMost.
+template <KVType kType, int kMost>
 void attend(const KVLayer& kv, const AttentionTile& tile, float* out, ptrdiff_t out_stride) {
-  switch (tile.rows * tile.heads) {
-    case 1: return Attention<kType, 1>(kv, tile).run(out, out_stride);
-    case 2: return Attention<kType, 2>(kv, tile).run(out, out_stride);
-    case 3: return Attention<kType, 3>(kv, tile).run(out, out_stride);
-    case 4: return Attention<kType, 4>(kv, tile).run(out, out_stride);
-    case 5: return Attention<kType, 5>(kv, tile).run(out, out_stride);
-    case 6: return Attention<kType, 6>(kv, tile).run(out, out_stride);
-    case 7: return Attention<kType, 7>(kv, tile).run(out, out_stride);
-    default: return Attention<kType, 8>(kv, tile).run(out, out_stride);
-  }
+  if (tile.rows * tile.heads == kMost) return Attention<kType, kMost>(kv, tile).run(out, out_stride);
+  if constexpr (kMost > 1) attend<kType, kMost - 1>(kv, tile, out, out_stride);
 }
 
 void attention(const KVLayer& kv, const AttentionTile& tile, float* out, ptrdiff_t out_stride) {
+  constexpr int kMost = kTileQueries > kMaxHeadGroup ? kTileQueries : kMaxHeadGroup;
+  static_assert(kMost <= kMostTileQueries);
   switch (kv.type) {
-    case KVType::kF32: return attend<KVType::kF32>(kv, tile, out, out_stride);
-    case KVType::kF16: return attend<KVType::kF16>(kv, tile, out, out_stride);
-    case KVType::kInt8: return attend<KVType::kInt8>(kv, tile, out, out_stride);
+    case KVType::kF32: return attend<KVType::kF32, kMost>(kv, tile, out, out_stride);
+    case KVType::kF16: return attend<KVType::kF16, kMost>(kv, tile, out, out_stride);
+    case KVType::kInt8: return attend<KVType::kInt8, kMost>(kv, tile, out, out_stride);
   }
 }

@@ -4,11 +4,14 @@
 
 namespace paceline::avx2 {
 constexpr int kDirectRows = 4;    // rows of a tile that reads packed records
-constexpr int kUnpackedRows = 2;  // rows of a tile that reads unpacked panels
+constexpr int kTileRows = 2;    // rows and panels of a tile that reads unpacked weights
+constexpr int kTilePanels = 2;
 constexpr int kUnpackFrom = 8;    // rows from which unpacking pays
 constexpr int kDenseTile = 6;    // rows x panels of a tile of float weights: its sums fill the registers
 constexpr int kDensePanels = 1;   // panels of such a tile where there are many rows
 constexpr int kDenseSlab = 256;   // inputs that it takes at a time then
+constexpr int kTileQueries = 6;   // most queries of an attention tile that has more than one row
+constexpr int kScoreVectors = 1;   // of 16 tokens each, that a query's scores take at a time
 }  // namespace paceline::avx2
 
 #include "kernels.inl"

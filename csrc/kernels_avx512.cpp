@@ -4,11 +4,14 @@
 
 namespace paceline::avx512 {
 constexpr int kDirectRows = 8;    // rows of a tile that reads packed records
-constexpr int kUnpackedRows = 6;  // rows of a tile that reads unpacked panels
+constexpr int kTileRows = 3;    // rows and panels of a tile that reads unpacked weights
+constexpr int kTilePanels = 4;
 constexpr int kUnpackFrom = 12;    // rows from which unpacking pays
 constexpr int kDenseTile = 24;    // rows x panels of a tile of float weights: its sums fill the registers
 constexpr int kDensePanels = 4;   // panels of such a tile where there are many rows
 constexpr int kDenseSlab = 128;   // inputs that it takes at a time then
+constexpr int kTileQueries = 12;   // most queries of an attention tile that has more than one row
+constexpr int kScoreVectors = 2;   // of 16 tokens each, that a query's scores take at a time
 }  // namespace paceline::avx512
 
 #include "kernels.inl"

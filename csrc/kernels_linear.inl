@@ -74,44 +74,57 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out,
   for (int r = 0; r < kRows; ++r) put(out + r * out_stride, acc[r], accumulate);
 }
 
-// Many rows: up to kUnpackGroups groups of one or two panels are unpacked to bytes and floats once, then every row
-// passes over them.
+// Many rows: a piece of up to kTilePanels panels, kUnpackGroups groups long, is unpacked to bytes and floats once, then
+// every row passes over it.
 struct Unpacked {
-  uint8_t* codes;  // [panel, group, 512]
-  float* d;        // [panel, group, run, 16]
+  uint8_t* codes;  // [group, quad, panel, 64]
+  float* d;        // [group, run, panel, 16]
   float* m;
 };
 
-// `blocks` blocks from the one numbered `first` on, as panel `slot`.
-template <Form kForm>
-void unpack_panel(const Matrix& w, int panel, int first, int blocks, int slot, const Unpacked& to) {
+// `blocks` blocks of a panel, as panel `slot` of kPanels.
+template <Form kForm, int kPanels>
+void unpack_panel(const uint8_t* block, int blocks, int slot, const Unpacked& to) {
   constexpr int kRuns = runs_per_group(kForm);
-  const uint8_t* block =
-      w.data + static_cast<size_t>(panel) * w.panel_bytes + static_cast<size_t>(first) * block_bytes(kForm);
-  int at = slot * kUnpackGroups;
+  uint8_t* codes = to.codes + slot * 64;
+  float *d = to.d + slot * kPanel, *m = to.m + slot * kPanel;
   for (int b = 0; b < blocks; ++b, block += block_bytes(kForm)) {
     const Scales base = block_scales<kForm>(block);
-    for (int g = 0; g < kForm.groups; ++g, ++at) {
+    for (int g = 0; g < kForm.groups; ++g) {
       Codes u[8];
       load_group<kForm>(block + header_bytes(kForm) + g * code_bytes(kForm), u);
-      for (int j = 0; j < 8; ++j) store_codes(to.codes + at * 512 + 64 * j, u[j]);
-      for (int run = 0; run < kRuns; ++run) {
+      for (int j = 0; j < 8; ++j, codes += kPanels * 64) store_codes(codes, u[j]);
+      for (int run = 0; run < kRuns; ++run, d += kPanels * kPanel, m += kPanels * kPanel) {
         const Scales s = run_scales<kForm>(base, block, g * kRuns + run);
-        store(to.d + (at * kRuns + run) * kPanel, s.d);
-        if constexpr (kForm.affine) store(to.m + (at * kRuns + run) * kPanel, s.m);
+        store(d, s.d);
+        if constexpr (kForm.affine) store(m, s.m);
       }
     }
   }
 }
 
+// Where a tile's chains come from and go to. Between pieces they rest in memory.
+struct Chains {
+  const float* start;  // null: they start at zero
+  ptrdiff_t start_stride;
+  float* end;
+  ptrdiff_t end_stride;
+  bool accumulate;
+};
+
 template <Arithmetic kA, int kPanels, int kRows>
 void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, int first_group, int groups,
-                   const float* start, float* out, ptrdiff_t out_stride, bool accumulate) {
+                   const Chains& chains) {
   const int row_groups = x.k / kGroup;
+  const uint8_t* codes = w.codes;
+  const float *d = w.d, *m = w.m;
   F32 acc[kRows][kPanels];
-  for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p)
-      acc[r][p] = start ? load(start + r * 2 * kPanel + p * kPanel) : zero();
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kPanels; ++p) {
+      acc[r][p] = chains.start ? load(chains.start + r * chains.start_stride + p * kPanel) : zero();
+      __builtin_prefetch(chains.end + r * chains.end_stride + p * kPanel, 1);  // rows of a result lie far apart
+    }
+  }
   for (int g = 0; g < groups; ++g) {
     size_t group[kRows];
     for (int r = 0; r < kRows; ++r) group[r] = static_cast<size_t>(row + r) * row_groups + first_group + g;
@@ -121,28 +134,28 @@ void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, in
         for (int p = 0; p < kPanels; ++p) sum[r][p] = dot_start<kA>(x, group[r], kRun, zero_point);
       for (int j = kRun * kA.quads; j < (kRun + 1) * kA.quads; ++j) {
         Codes u[kPanels];
-        for (int p = 0; p < kPanels; ++p) u[p] = load_codes(w.codes + (p * kUnpackGroups + g) * 512 + 64 * j);
+        for (int p = 0; p < kPanels; ++p, codes += 64) u[p] = load_codes_once(codes);
         for (int r = 0; r < kRows; ++r) {
           const Quad quad = load_quad(x.q + group[r] * kGroup + 4 * j);
           for (int p = 0; p < kPanels; ++p) sum[r][p] = dot<kA.wide>(sum[r][p], u[p], quad);
         }
       }
-      for (int p = 0; p < kPanels; ++p) {
-        const int at = ((p * kUnpackGroups + g) * kA.runs + kRun) * kPanel;
-        const Scales s{load(w.d + at), kA.affine ? load(w.m + at) : zero()};
+      for (int p = 0; p < kPanels; ++p, d += kPanel, m += kPanel) {
+        const Scales s{load(d), kA.affine ? load(m) : zero()};
         for (int r = 0; r < kRows; ++r) acc[r][p] = add_run<kA>(acc[r][p], sum[r][p], x, group[r], kRun, s);
       }
     });
   }
   for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p) put(out + r * out_stride + p * kPanel, acc[r][p], accumulate);
+    for (int p = 0; p < kPanels; ++p)
+      put(chains.end + r * chains.end_stride + p * kPanel, acc[r][p], chains.accumulate);
 }
 
-// Cuts rows at .. n into tiles: as many of kSize as fit, then of 4, 2 and 1. tile.operator()<size>(first row).
-template <int kSize, typename Tile>
-inline void cover(int n, int at, Tile tile) {
-  for (; n - at >= kSize; at += kSize) tile.template operator()<kSize>(at);
-  if constexpr (kSize > 1) cover<(kSize > 4 ? 4 : kSize / 2)>(n, at, tile);
+// Cuts at .. n into pieces: as many of kSize as fit, then smaller ones. piece.operator()<size>(where it begins).
+template <int kSize, typename Piece>
+inline void cover(int n, int at, Piece piece) {
+  for (; n - at >= kSize; at += kSize) piece.template operator()<kSize>(at);
+  if constexpr (kSize > 1) cover<(kSize > 4 ? 4 : (kSize + 1) / 2)>(n, at, piece);
 }
 
 template <Form kForm>
@@ -162,23 +175,28 @@ void linear_few(const Matrix& w, const Rows& x, int first_row, int num_rows, int
 template <Form kForm, int kPanels>
 void linear_unpacked(const Matrix& w, const Rows& x, int first_row, int num_rows, int panel, float* out,
                      ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
-  float* scales = reinterpret_cast<float*>(scratch + 2 * kUnpackGroups * 512);
-  const Unpacked to{scratch, scales, scales + 2 * kUnpackGroups * runs_per_group(kForm) * kPanel};
-  float* partial = reinterpret_cast<float*>(scratch + kUnpackBytes);  // [num_rows, 2 panels] between pieces of k
-  constexpr int kMostBlocks = kUnpackGroups / kForm.groups;
-  const int blocks = w.k / (kGroup * kForm.groups);
-  const int pieces = (blocks + kMostBlocks - 1) / kMostBlocks;
+  constexpr int kFloats = kUnpackGroups * runs_per_group(kForm) * kPanels * kPanel;
+  float* scales = reinterpret_cast<float*>(scratch + kUnpackGroups * kPanels * 512);
+  const Unpacked to{scratch, scales, scales + kFloats};
+  float* partial = reinterpret_cast<float*>(scratch + kUnpackBytes);  // [row, panel, 16] between pieces
+  constexpr int kPartial = kPanels * kPanel, kMostBlocks = kUnpackGroups / kForm.groups;
+  const int blocks = w.k / (kGroup * kForm.groups), pieces = (blocks + kMostBlocks - 1) / kMostBlocks;
   for (int piece = 0; piece < pieces; ++piece) {
     const int begin = static_cast<int>(static_cast<int64_t>(blocks) * piece / pieces);
     const int end = static_cast<int>(static_cast<int64_t>(blocks) * (piece + 1) / pieces);
-    for (int p = 0; p < kPanels; ++p) unpack_panel<kForm>(w, panel + p, begin, end - begin, p, to);
-    const bool last = piece == pieces - 1;
-    cover<kUnpackedRows>(num_rows, 0, [&]<int kRows>(int r) {
-      float* row_partial = partial + static_cast<ptrdiff_t>(r) * 2 * kPanel;
-      unpacked_tile<arithmetic(kForm), kPanels, kRows>(
-          to, kForm.zero, x, first_row + r, begin * kForm.groups, (end - begin) * kForm.groups,
-          piece ? row_partial : nullptr, last ? out + r * out_stride : row_partial, last ? out_stride : 2 * kPanel,
-          last && accumulate);
+    for (int p = 0; p < kPanels; ++p)
+      unpack_panel<kForm, kPanels>(w.data + (panel + p) * w.panel_bytes + static_cast<size_t>(begin) * block_bytes(kForm),
+                                   end - begin, p, to);
+    cover<kTileRows>(num_rows, 0, [&]<int kRows>(int r) {
+      Chains chains{nullptr, kPartial, partial + static_cast<ptrdiff_t>(r) * kPartial, kPartial, false};
+      if (piece > 0) chains.start = chains.end;
+      if (piece == pieces - 1) {
+        chains.end = out + r * out_stride;
+        chains.end_stride = out_stride;
+        chains.accumulate = accumulate;
+      }
+      unpacked_tile<arithmetic(kForm), kPanels, kRows>(to, kForm.zero, x, first_row + r, begin * kForm.groups,
+                                                       (end - begin) * kForm.groups, chains);
     });
   }
 }
@@ -190,13 +208,10 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
     linear_few<kForm>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate);
     return;
   }
-  int panel = first_panel;
-  for (; panel + 2 <= last_panel; panel += 2)
-    linear_unpacked<kForm, 2>(w, x, first_row, num_rows, panel, out + (panel - first_panel) * kPanel, out_stride,
-                              accumulate, scratch);
-  if (panel < last_panel)
-    linear_unpacked<kForm, 1>(w, x, first_row, num_rows, panel, out + (panel - first_panel) * kPanel, out_stride,
-                              accumulate, scratch);
+  cover<kTilePanels>(last_panel, first_panel, [&]<int kPanels>(int panel) {
+    linear_unpacked<kForm, kPanels>(w, x, first_row, num_rows, panel, out + (panel - first_panel) * kPanel, out_stride,
+                                    accumulate, scratch);
+  });
 }
 
 void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel, float* out,

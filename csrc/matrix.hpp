@@ -76,14 +76,16 @@ struct AttentionTile {
   int kv_head;
   float scale;
   float softcap;         // 0 is none
+  const AttentionTile* next;  // of another sequence, to be fetched from memory meanwhile; or null
 };
 
-constexpr int kTileQueries = 8;  // rows x heads of an AttentionTile
+constexpr int kMostTileQueries = 12;  // rows x heads of an AttentionTile
 
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct Kernels {
   const char* name;
+  int tile_queries;  // as many rows x heads are best for an AttentionTile; it has one row at least
 
   // out[r, c] (+)= rows[first_row + r] . panels[first_panel .. last_panel), for r < num_rows and c counted from the
   // first panel's first output. `scratch` has linear_scratch_bytes(num_rows), aligned to 64.
@@ -125,13 +127,14 @@ struct Kernels {
 };
 
 // Bytes of scratch that `linear` needs for num_rows rows.
-constexpr int kUnpackGroups = 24;  // groups of 32 inputs unpacked at a time: two panels of codes stay in L1
-constexpr size_t kUnpackBytes = 2 * kUnpackGroups * (512 + 4 * kPanel * sizeof(float));  // d and m of two runs each
+constexpr int kMostTilePanels = 4;  // panels that are unpacked together
+constexpr int kUnpackGroups = 12;   // groups of 32 inputs unpacked at a time: their codes stay in L1
+constexpr size_t kUnpackBytes = kMostTilePanels * kUnpackGroups * (512 + 4 * kPanel * sizeof(float));  // d, m of two runs
 constexpr int kMostDensePanels = 4;
 constexpr size_t kDenseSlabBytes = 32768;  // float32 weights that kernels_dense.inl has in L1
 inline size_t linear_scratch_bytes(int num_rows) {
   const size_t row = kPanel * sizeof(float);
-  const size_t unpacked = kUnpackBytes + num_rows * 2 * row, dense = kDenseSlabBytes + num_rows * kMostDensePanels * row;
+  const size_t unpacked = kUnpackBytes + num_rows * kMostTilePanels * row, dense = kDenseSlabBytes + num_rows * kMostDensePanels * row;
   return unpacked > dense ? unpacked : dense;
 }
 

@@ -63,9 +63,9 @@ Model::Model(const ModelConfig& config, const Kernels& kernels)
     kv.v_scale = kv.k_scale + kBlockTokens * sizeof(uint16_t) * kv.groups() * kv.kv_heads;
   }
   for (int member = 0; member < pool_.size(); ++member) {
-    scratch_.push_back({buffers_.allocate(linear_scratch_bytes(kRowBlock)), allocate_floats(kRowBlock * kGroup),
-                        allocate_floats(kRowBlock * kGroup), allocate_floats(kTileQueries * config.head_dim),
-                        allocate_floats(config.hidden)});
+    const size_t gate = static_cast<size_t>(kRowBlock) * kMostTilePanels * kPanel;
+    scratch_.push_back({buffers_.allocate(linear_scratch_bytes(kRowBlock)), allocate_floats(gate), allocate_floats(gate),
+                        allocate_floats(kMostTileQueries * config.head_dim), allocate_floats(config.hidden)});
     samplers_.push_back(std::make_unique<Sampler>(kernels, config.vocab_size));
   }
 }

@@ -94,7 +94,7 @@ class Model {
   // What one member of the pool works in.
   struct Scratch {
     uint8_t* linear;
-    float *gate, *up;  // [row block, 32]
+    float *gate, *up;  // [row block, a tile's outputs]
     float* attention;  // one tile
     float* normed;     // one row
   };
@@ -116,9 +116,12 @@ class Model {
   const Matrix& head() const { return config_.tied_embeddings ? embedding_.weight : head_.weight; }
 
   std::vector<Tile> attention_tiles(const Batch& batch) const;
+  static bool is_whole_sequence(const Batch& batch, const Tile& tile);
+  static std::vector<Tile> stored_before_attention(const Batch& batch, const std::vector<Tile>& tiles);
   ptrdiff_t qkv_width() const { return config_.query_size() + 2 * ptrdiff_t{config_.kv_size()}; }
   int group_width() const { return config_.heads / config_.kv_heads * config_.head_dim; }
-  int panels_per_unit(const Matrix& w) const;
+  class PanelUnits;
+  PanelUnits units(const Matrix& w) const;
 
   // The forward pass: `consume` gets each row's logits, from whichever member of the pool is free. Below, what all
   // members call together.
@@ -131,7 +134,8 @@ class Model {
   bool own_row(int tokens) const { return tokens == 1 && !config_.parallel_residual; }
   void normalize(const Norm& norm, int tokens, int member);
   void project_qkv(const Layer& layer, int tokens, int member);
-  void rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles);
+  void rotate_and_store(const Batch& batch, const Layer& layer, const std::vector<Tile>& stretches);
+  AttentionTile attention_tile(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head) const;
   void attend(const Batch& batch, const Layer& layer, const std::vector<Tile>& tiles, int member);
   void feed_forward(const Layer& layer, int tokens, int member);
   // x += residual_scale * norm(linear(in))
@@ -145,6 +149,7 @@ class Model {
                    float* out, ptrdiff_t stride, bool accumulate, int member);
   void linear_panels(const Matrix& w, const std::vector<float>& bias, const Rows& in, int first, int rows, int begin,
                      int end, float* out, ptrdiff_t stride, bool accumulate, int member);
+  void feed_forward_panels(const Layer& layer, int first_row, int tokens, int begin, int end, int member);
   void rotate_and_store_head(const Batch& batch, const Layer& layer, const Tile& tile, int kv_head);
   void normalize_heads(const Norm& norm, int size, float* x) const;
   bool wide(const Norm& norm) const { return norm.weight.size() > static_cast<size_t>(config_.head_dim); }

@@ -74,6 +74,12 @@ inline F32 to_float(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_codes(uint8_t* p, Codes c) { _mm512_store_si512(p, c.v); }
+// Codes that are to stay in a register: GCC would rather load them again for each use.
+inline Codes load_codes_once(const uint8_t* p) {
+  Codes c = load_codes(p);
+  asm("" : "+v"(c.v));
+  return c;
+}
 inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
   const __m512i mask = _mm512_set1_epi8(15), v = _mm512_loadu_si512(p);
   low.v = _mm512_and_si512(v, mask);
@@ -176,6 +182,7 @@ inline void store_codes(uint8_t* p, Codes c) {
   _mm256_store_si256(v, c.a);
   _mm256_store_si256(v + 1, c.b);
 }
+inline Codes load_codes_once(const uint8_t* p) { return load_codes(p); }
 inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
   const __m256i mask = _mm256_set1_epi8(15);
   const Codes v = load_codes(p);
@@ -273,6 +280,7 @@ inline F32 to_float(I32 a) { PACELINE_LANES(F32, static_cast<float>(a.v[i])); }
 inline I32 splat_int(int32_t x) { PACELINE_LANES(I32, x); }
 inline Codes load_codes(const uint8_t* p) { Codes c; __builtin_memcpy(c.v, p, 64); return c; }
 inline void store_codes(uint8_t* p, Codes c) { __builtin_memcpy(p, c.v, 64); }
+inline Codes load_codes_once(const uint8_t* p) { return load_codes(p); }
 inline void split_nibbles(const uint8_t* p, Codes& low, Codes& high) {
   for (int i = 0; i < 64; ++i) {
     low.v[i] = p[i] & 15;

@@ -12,8 +12,8 @@ from paceline.models.spec import ModelSpec, ModelWeights
 
 _UNQUANTIZED = {QuantType.F32, QuantType.F16, QuantType.BF16}
 _LOGITS_ROWS = 32  # csrc/model.hpp: kLogitsChunk
-_LINEAR_SCRATCH = 98_304  # csrc/model.hpp: Scratch, what is as large for every model
-_TILE_QUERIES = 8  # csrc/matrix.hpp: kTileQueries
+_LINEAR_SCRATCH = 135_168  # csrc/model.hpp: Scratch, what is as large for every model
+_TILE_QUERIES = 12  # csrc/matrix.hpp: kMostTileQueries
 
 
 @dataclass(frozen=True, slots=True)
