@@ -1,5 +1,6 @@
 #include "quantize.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -36,9 +37,11 @@ float farthest(const float* x) {
   return most;
 }
 
-void write_scale(float d, uint8_t* block) {
+// Returns the scale as it is stored: rounded.
+float write_scale(float d, uint8_t* block) {
   const uint16_t half = float_to_half(d);
   std::memcpy(block, &half, sizeof half);
+  return half_to_float(half);
 }
 
 // As quantize_row_q8_0_ref of ggml-quants.c: rounds halves away from zero.
@@ -52,18 +55,19 @@ void quantize_q8_0(const float* x, float most, uint8_t* block) {
   }
 }
 
-// IQ4_NL's value nearest to v, for v in half steps from -128 on: what lies in the middle of two values is a multiple of
-// one half.
+// The IQ4_NL value nearest to v at the index 2 v + kZeroStep, rounded down: the middle of two values is a multiple of one
+// half.
+constexpr int kZeroStep = 256, kSteps = 2 * kZeroStep;
 struct Nearest {
-  uint8_t code[512];
-  float value[512];
+  uint8_t code[kSteps];
+  float value[kSteps];
 };
 
 constexpr Nearest nearest_values() {
   Nearest nearest{};
-  for (int step = 0, code = 0; step < 512; ++step) {
-    // Of the values, whose codes in form.hpp are 128 larger, twice: the middle of two is at their sum.
-    while (code < 15 && kTableCodes[code] + kTableCodes[code + 1] <= step) ++code;
+  for (int step = 0, code = 0; step < kSteps; ++step) {
+    // kTableCodes are the values + 128.
+    while (code < 15 && kTableCodes[code] + kTableCodes[code + 1] - 256 <= step - kZeroStep) ++code;
     nearest.code[step] = static_cast<uint8_t>(code);
     nearest.value[step] = static_cast<float>(kTableCodes[code] - 128);
   }
@@ -72,33 +76,53 @@ constexpr Nearest nearest_values() {
 
 constexpr Nearest kNearest = nearest_values();
 
-int step_of(float scaled) {
-  const float step = scaled * 2 + 256;
-  return static_cast<int>(step < 0 ? 0 : step > 511 ? 511 : step);
+void steps_of(const float* x, float inverse, int* steps) {
+  for (int i = 0; i < kGroup; ++i) {
+    const float step = x[i] * (2 * inverse) + kZeroStep;
+    steps[i] = static_cast<int>(std::min(std::max(step, 0.0f), kSteps - 1.0f));
+  }
 }
 
-// Tries what the value farthest from zero may become, at either end of the codes, each time with the scale that then
-// makes the squared error least: error = sum x^2 - (sum q x)^2 / sum q^2 for d = sum q x / sum q^2.
-void quantize_iq4_nl(const float* x, float most, uint8_t* block) {
-  constexpr int kReach = 8;  // around an end; ggml-quants.c (quantize_row_iq4_nl_impl) tries 7
-  float best = 0, d = 0;
-  constexpr int kEnds[] = {-127, 113};
-  for (const int end : kEnds)
-    for (int level = end - kReach; level <= end + kReach; ++level) {
-      const float inverse = static_cast<float>(level) / most;
-      float qx = 0, qq = 0;
-      for (int i = 0; i < kGroup; ++i) {
-        const float q = kNearest.value[step_of(x[i] * inverse)];
-        qx += q * x[i];
-        qq += q * q;
-      }
-      if (qx * qx > best * qq) best = qx * qx / qq, d = qx / qq;
+struct Fit {
+  float qx = 0, qq = 0;  // sums of w q x and w q^2, with weights w = x^2
+};
+
+Fit fit(const float* x, float inverse) {
+  constexpr int kLanes = 8;  // sums that do not wait for each other
+  int steps[kGroup];
+  steps_of(x, inverse, steps);
+  float q[kGroup], qx[kLanes] = {}, qq[kLanes] = {};
+  for (int i = 0; i < kGroup; ++i) q[i] = kNearest.value[steps[i]];
+  for (int i = 0; i < kGroup; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float v = x[i + lane], weighted = v * v * q[i + lane];
+      qx[lane] += weighted * v;
+      qq[lane] += weighted * q[i + lane];
     }
-  write_scale(d, block);
-  const float inverse = 1 / d;
+  Fit sum;
+  for (int lane = 0; lane < kLanes; ++lane) sum.qx += qx[lane], sum.qq += qq[lane];
+  return sum;
+}
+
+// Tries what the value farthest from zero may become, around either end of the codes, each time with the scale that then
+// makes the error sum w (x - d q)^2 least: d = sum w q x / sum w q^2 leaves sum w x^2 - (sum w q x)^2 / sum w q^2. Large
+// values count more, w = x^2, as in ggml-quants.c (quantize_row_iq4_nl_impl, which tries one end).
+void quantize_iq4_nl(const float* x, float most, uint8_t* block) {
+  constexpr int kEnds[] = {-127, 113}, kReach = 16, kBetween = 8;
+  float relative[kGroup];  // to the farthest, so that no power of a weight leaves float32
+  for (int i = 0; i < kGroup; ++i) relative[i] = x[i] / most;
+  Fit best;
+  for (const int end : kEnds)
+    for (int level = end - kReach; level <= end + kReach; level += kBetween) {
+      const Fit found = fit(relative, static_cast<float>(level));
+      if (found.qx * found.qx * best.qq >= best.qx * best.qx * found.qq) best = found;
+    }
+  const float d = write_scale(most * best.qx / best.qq, block);
+  if (d == 0) return;
+  int steps[kGroup];
+  steps_of(x, 1 / d, steps);
   for (int i = 0; i < kGroup / 2; ++i)
-    block[2 + i] = static_cast<uint8_t>(kNearest.code[step_of(x[i] * inverse)] |
-                                        kNearest.code[step_of(x[i + kGroup / 2] * inverse)] << 4);
+    block[2 + i] = static_cast<uint8_t>(kNearest.code[steps[i]] | kNearest.code[steps[i + kGroup / 2]] << 4);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ from paceline.models.spec import ModelSpec, ModelWeights
 
 _LOGITS_ROWS = 32  # csrc/model.hpp: kLogitsChunk
 _LINEAR_SCRATCH = 98_304  # csrc/model.hpp: Scratch, what is as large for every model
+_RUNS_OF_16 = {QuantType.Q2_K, QuantType.Q3_K, QuantType.Q6_K}  # csrc/form.hpp: their readers need one more sum
 _TILE_QUERIES = 8  # csrc/matrix.hpp: kTileQueries
 
 
@@ -104,9 +105,11 @@ def _logits(vocab_size: int, rows: int, threads: int) -> int:
 def _row_bytes(spec: ModelSpec, kept: Mapping[str, QuantType], width: int, readers: tuple[str, ...]) -> int:
     """One row of activations as its readers in all layers want it: int8 with sums, float32, or both."""
     kinds = {
-        kept[name] in UNQUANTIZED
+        kept[name]
         for layer in range(spec.num_layers)
         for reader in readers
         if (name := f"blk.{layer}.{reader}.weight") in kept
     }
-    return (4 * width if True in kinds else 0) + (width + 16 * (width // 32) if False in kinds else 0)
+    floats = 4 * width if kinds & UNQUANTIZED else 0
+    codes = width + 12 * (width // 32) if kinds - UNQUANTIZED else 0
+    return floats + codes + (4 * (width // 32) if kinds & _RUNS_OF_16 else 0)
