@@ -50,9 +50,7 @@ def q8_0_of_gguf(name: str, tensor: Tensor) -> Tensor:
 
 
 def executor(weights: ModelWeights, quantize: Quantize | None, threads: int = 2) -> NativeExecutor:
-    return NativeExecutor(
-        weights, num_blocks=16, max_model_len=512, kv_dtype="f32", threads=threads, quantize=quantize
-    )
+    return NativeExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32", threads=threads, quantize=quantize)
 
 
 @pytest.mark.parametrize("kind", FLOATS)
@@ -155,9 +153,7 @@ def test_other_changes_of_type_are_refused(stored: QuantType, kept_as: QuantType
         ("position_embd.weight", (64, 96), QuantType.F16, QuantType.F16, QuantType.F16),
     ],
 )
-def test_what_is_quantized(
-    name: str, shape: tuple[int, ...], stored: QuantType, q8: QuantType, q4: QuantType
-) -> None:
+def test_what_is_quantized(name: str, shape: tuple[int, ...], stored: QuantType, q8: QuantType, q4: QuantType) -> None:
     tensor = Tensor(name, shape, stored, np.zeros(0, np.uint8))
     assert [kept_type(name, tensor, quantize) for quantize in (None, "q8", "q4")] == [stored, q8, q4]  # type: ignore[arg-type]
 

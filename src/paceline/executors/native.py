@@ -1,5 +1,6 @@
 """The CPU executor: repacks a model's weights once, then runs each batch in one call of the C++ forward pass."""
 
+import mmap
 import os
 from dataclasses import replace
 from typing import Literal
@@ -156,6 +157,7 @@ def _load(
     )
     for name, tensor in weights.tensors.items():
         _set(model, name, tensor, spec, kept_type(name, tensor, quantize))
+        _forget_pages(tensor)
     model.finish_loading()
     return model
 
@@ -179,6 +181,16 @@ def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec, kept_
         outputs, inputs = tensor.shape
         stored = np.ascontiguousarray(tensor.data)
         model.set_matrix(stem, layer, int(tensor.type), outputs, inputs, stored, int(kept_as))
+
+
+def _forget_pages(tensor: Tensor) -> None:
+    """Give back the pages of the mapped file that have been read, which count as this process's memory otherwise: the
+    file and its copy need not be there at once. Who reads them again finds them in the page cache."""
+    source: object = tensor.data
+    while isinstance(source, np.ndarray | memoryview):
+        source = source.base if isinstance(source, np.ndarray) else source.obj
+    if isinstance(source, mmap.mmap):
+        source.madvise(mmap.MADV_DONTNEED)
 
 
 def _half_paired(tensor: Tensor, rope: RopeSpec | None, head_dim: int) -> Tensor:
