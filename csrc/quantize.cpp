@@ -55,8 +55,7 @@ void quantize_q8_0(const float* x, float most, uint8_t* block) {
   }
 }
 
-// The IQ4_NL value nearest to v at the index 2 v + kZeroStep, rounded down: the middle of two values is a multiple of one
-// half.
+// The IQ4_NL value nearest to v, at index 2 v + kZeroStep rounded down: the middle of two values is a multiple of a half.
 constexpr int kZeroStep = 256, kSteps = 2 * kZeroStep;
 struct Nearest {
   uint8_t code[kSteps];
@@ -104,9 +103,9 @@ Fit fit(const float* x, float inverse) {
   return sum;
 }
 
-// Tries what the value farthest from zero may become, around either end of the codes, each time with the scale that then
-// makes the error sum w (x - d q)^2 least: d = sum w q x / sum w q^2 leaves sum w x^2 - (sum w q x)^2 / sum w q^2. Large
-// values count more, w = x^2, as in ggml-quants.c (quantize_row_iq4_nl_impl, which tries one end).
+// Tries what the value farthest from zero may become, around either end of the codes, each time with the scale that
+// then makes the error sum w (x - d q)^2 least: d = sum w q x / sum w q^2 leaves sum w x^2 - (sum w q x)^2 / sum w q^2.
+// Large values count more, w = x^2, as in ggml-quants.c (quantize_row_iq4_nl_impl, which tries one end).
 void quantize_iq4_nl(const float* x, float most, uint8_t* block) {
   constexpr int kEnds[] = {-127, 113}, kReach = 16, kBetween = 8;
   float relative[kGroup];  // to the farthest, so that no power of a weight leaves float32

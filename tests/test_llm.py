@@ -226,7 +226,7 @@ def test_the_file_and_its_copy_are_never_in_memory_at_once(smollm2_path: Path) -
 import re
 from pathlib import Path
 from paceline import LLM
-with LLM({str(smollm2_path)!r}, max_model_len=64, kv_memory=1 << 20):
+with LLM({str(smollm2_path)!r}, max_model_len=64, kv_memory=1 << 22):
     status = Path("/proc/self/status").read_text()
     peak, now = (int(re.search(rf"{{name}}:\\s+(\\d+) kB", status)[1]) for name in ("VmHWM", "VmRSS"))
     print(peak - now)

@@ -14,7 +14,7 @@ from paceline.executors.quantize import Quantize, kept_type
 from paceline.models.quants import UNQUANTIZED, QuantType, Tensor, dequantize
 from paceline.models.spec import ModelWeights
 from paceline.options import EngineOptions
-from tests.executors.both_executors import all_logits
+from tests.executors.batches import Row, Sequence, make_batch
 from tests.executors.tiny import tiny_spec, tiny_weights
 from tests.executors.tiny_specs import TINY_SPECS
 
@@ -53,6 +53,14 @@ def executor(weights: ModelWeights, quantize: Quantize | None, threads: int = 2)
     return NativeExecutor(weights, num_blocks=16, max_model_len=512, kv_dtype="f32", threads=threads, quantize=quantize)
 
 
+def all_logits(executor: NativeExecutor) -> np.ndarray:
+    """Logits of every position of TOKENS; the executor is closed."""
+    rows = [Row(0, position) for position in range(len(TOKENS))]
+    logits = executor.logits(make_batch([Sequence(TOKENS, list(range(16)))], rows))
+    executor.close()
+    return logits
+
+
 @pytest.mark.parametrize("kind", FLOATS)
 def test_q8_blocks_are_ggufs(kind: QuantType) -> None:
     tensor = stored_floats(kind)
@@ -67,9 +75,9 @@ def test_q8_logits_are_those_of_a_file_that_gguf_quantized(name: str, kind: Quan
         name: q8_0_of_gguf(name, tensor) if len(tensor.shape) == 2 and "position_embd" not in name else tensor
         for name, tensor in weights.tensors.items()
     }
-    expected = all_logits(executor(ModelWeights(weights.spec, tensors), None), TOKENS)
+    expected = all_logits(executor(ModelWeights(weights.spec, tensors), None))
     for threads in (1, 2):
-        np.testing.assert_array_equal(all_logits(executor(weights, "q8", threads), TOKENS), expected)
+        np.testing.assert_array_equal(all_logits(executor(weights, "q8", threads)), expected)
 
 
 def weighted_error(x: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -114,8 +122,8 @@ def test_q4_logits_are_those_of_its_blocks() -> None:
         else:
             values = quantized(tensor, kind)
             tensors[name] = Tensor(name, tensor.shape, QuantType.F32, values.view(np.uint8).reshape(-1))
-    exact = all_logits(executor(ModelWeights(weights.spec, tensors), None), TOKENS)
-    difference = all_logits(executor(weights, "q4"), TOKENS) - exact  # activations are rounded to 8 bits
+    exact = all_logits(executor(ModelWeights(weights.spec, tensors), None))
+    difference = all_logits(executor(weights, "q4")) - exact  # activations are rounded to 8 bits
     assert np.sqrt((difference**2).mean() / (exact**2).mean()) < 0.06
 
 
@@ -161,8 +169,8 @@ def test_what_is_quantized(name: str, shape: tuple[int, ...], stored: QuantType,
 @pytest.mark.parametrize("quantize", ["q8", "q4"])
 def test_what_is_quantized_already_stays_as_it_is(quantize: Quantize) -> None:
     weights = tiny_weights(tiny_spec(), QuantType.Q5_0)
-    expected = all_logits(executor(weights, None), TOKENS)
-    np.testing.assert_array_equal(all_logits(executor(weights, quantize), TOKENS), expected)
+    expected = all_logits(executor(weights, None))
+    np.testing.assert_array_equal(all_logits(executor(weights, quantize)), expected)
 
 
 @pytest.mark.parametrize("quantize", ["q8", "q4"])
