@@ -55,7 +55,7 @@ void quantize_q8_0(const float* x, float most, uint8_t* block) {
   }
 }
 
-// The IQ4_NL value nearest to v, at index 2 v + kZeroStep rounded down: the middle of two values is a multiple of a half.
+// The IQ4_NL value nearest to v, at index 2 v + kZeroStep rounded down: the middle of two values is a multiple of 1/2.
 constexpr int kZeroStep = 256, kSteps = 2 * kZeroStep;
 struct Nearest {
   uint8_t code[kSteps];
