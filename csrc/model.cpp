@@ -109,7 +109,7 @@ Model::Norm* Model::norm_slot(const std::string& name, int layer) {
 }
 
 void Model::set_matrix(const std::string& name, int layer, StoredType type, int n, int k, const uint8_t* stored,
-                       size_t bytes) {
+                       size_t bytes, StoredType kept_as) {
   require(!ready_, "the model is already loaded");
   const LinearSlot slot = linear_slot(name, layer);
   require(slot.linear != nullptr, "there is no matrix " + name);
@@ -118,7 +118,7 @@ void Model::set_matrix(const std::string& name, int layer, StoredType type, int 
               std::to_string(slot.outputs) + " x " + std::to_string(slot.inputs));
   require(bytes == stored_bytes(type, n, k), name + " has " + std::to_string(bytes) + " bytes instead of " +
                                                  std::to_string(stored_bytes(type, n, k)));
-  slot.linear->weight = pack(type, n, k, stored, arena_, pool_);
+  slot.linear->weight = pack(type, n, k, stored, kept_as, arena_, pool_);
 }
 
 void Model::set_bias(const std::string& name, int layer, const float* values, size_t n) {

@@ -53,7 +53,8 @@ class Model {
 
   // Weights under GGUF's names without "blk.N." and ".weight" or ".bias", such as attn_q; `layer` is -1 for those outside
   // the layers. They copy; std::invalid_argument for a name or shape that the config does not have.
-  void set_matrix(const std::string& name, int layer, StoredType type, int n, int k, const uint8_t* stored, size_t bytes);
+  void set_matrix(const std::string& name, int layer, StoredType type, int n, int k, const uint8_t* stored,
+                  size_t bytes, StoredType kept_as);  // see pack.hpp
   void set_norm(const std::string& name, int layer, const float* values, size_t n);
   void set_bias(const std::string& name, int layer, const float* values, size_t n);  // of a linear layer or a norm
   // Learned position embeddings, at least max_positions rows of hidden values.

@@ -1,6 +1,7 @@
 // The Python face: paceline._native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -149,20 +150,20 @@ nb::object logits(Model& model, nb::handle batch) {
   return to_numpy(std::move(values), {rows, rows ? values.size() / rows : 0});
 }
 
-Matrix pack(int type, int n, int k, Array<uint8_t> stored, Arena& arena) {
+Matrix pack(int type, int n, int k, Array<uint8_t> stored, int kept_as, Arena& arena) {
   const size_t expected = stored_bytes(static_cast<StoredType>(type), n, k);
   if (stored.size() != expected)
     throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) + " has " +
                                 std::to_string(stored.size()) + " bytes instead of " + std::to_string(expected));
   ThreadPool pool(1);
-  return pack(static_cast<StoredType>(type), n, k, stored.data(), arena, pool);
+  return pack(static_cast<StoredType>(type), n, k, stored.data(), static_cast<StoredType>(kept_as), arena, pool);
 }
 
 // The rows of a packed matrix, as the embedding reads them: for tests of the kernels.
-nb::object unpack(int type, int n, int k, Array<uint8_t> stored, const std::string& isa) {
+nb::object unpack(int type, int n, int k, Array<uint8_t> stored, const std::string& isa, std::optional<int> kept_as) {
   const Kernels& kernels = choose_kernels(isa);
   Arena arena;
-  const Matrix w = pack(type, n, k, stored, arena);
+  const Matrix w = pack(type, n, k, stored, kept_as.value_or(type), arena);
   std::vector<float> values(static_cast<size_t>(n) * k);
   for (int row = 0; row < n; ++row) kernels.unpack_row(w, row, &values[static_cast<size_t>(row) * k]);
   return to_numpy(std::move(values), {static_cast<size_t>(n), static_cast<size_t>(k)});
@@ -172,7 +173,7 @@ nb::object unpack(int type, int n, int k, Array<uint8_t> stored, const std::stri
 nb::object linear(int type, int n, int k, Array<uint8_t> stored, Array<float, 2> rows, const std::string& isa) {
   const Kernels& kernels = choose_kernels(isa);
   Arena arena;
-  const Matrix w = pack(type, n, k, stored, arena);
+  const Matrix w = pack(type, n, k, stored, type, arena);
   if (rows.shape(1) != static_cast<size_t>(k))
     throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) + " values for a matrix with " +
                                 std::to_string(k) + " inputs");
@@ -219,8 +220,8 @@ NB_MODULE(_native, m) {
   m.def("linear", &linear, "type"_a, "n"_a, "k"_a, "stored"_a, "rows"_a, "isa"_a = "",
         "Rows [M, k] times a stored n x k matrix, float32 [M, n], with the forward pass's kernels: for their tests.");
 
-  m.def("unpack", &unpack, "type"_a, "n"_a, "k"_a, "stored"_a, "isa"_a = "",
-        "A stored n x k matrix packed and unpacked again, float32 [n, k]: for tests of the kernels.");
+  m.def("unpack", &unpack, "type"_a, "n"_a, "k"_a, "stored"_a, "isa"_a = "", "kept_as"_a = nb::none(),
+        "A stored n x k matrix packed, or quantized first, and unpacked again, float32 [n, k]: for tests.");
 
   m.def(
       "packed_bytes", [](int type, int n, int k) { return packed_bytes(static_cast<StoredType>(type), n, k); },
@@ -234,11 +235,13 @@ NB_MODULE(_native, m) {
            "kv_type"_a, "isa"_a = "")
       .def(
           "set_matrix",
-          [](Model& self, const std::string& name, int layer, int type, int n, int k, Array<uint8_t> stored) {
+          [](Model& self, const std::string& name, int layer, int type, int n, int k, Array<uint8_t> stored,
+             int kept_as) {
             nb::gil_scoped_release release;
-            self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size());
+            self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size(),
+                            static_cast<StoredType>(kept_as));
           },
-          "name"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a)
+          "name"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a, "kept_as"_a)
       .def(
           "set_norm",
           [](Model& self, const std::string& name, int layer, Array<float> values) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "blocks.hpp"
+#include "quantize.hpp"
 
 namespace paceline {
 
@@ -58,7 +59,13 @@ void write_floats(const uint8_t* row, int k, size_t element, int lane, uint8_t* 
     std::memcpy(to + (static_cast<size_t>(i) * kPanel + lane) * element, row + i * element, element);
 }
 
-void pack_panel(const Matrix& w, Form form, int panel, const uint8_t* stored, size_t row_bytes) {
+Block quantized_block(StoredType type, const uint8_t* stored, StoredType kept_as) {
+  uint8_t block[kMostQuantizedBytes];
+  quantize_group(type, stored, kept_as, block);
+  return read_block(kept_as, block);
+}
+
+void pack_panel(const Matrix& w, Form form, int panel, StoredType type, const uint8_t* stored, size_t row_bytes) {
   for (int lane = 0; lane < kPanel && panel * kPanel + lane < w.n; ++lane) {
     const uint8_t* row = stored + static_cast<size_t>(panel * kPanel + lane) * row_bytes;
     uint8_t* to = w.data + static_cast<size_t>(panel) * w.panel_bytes;
@@ -66,9 +73,10 @@ void pack_panel(const Matrix& w, Form form, int panel, const uint8_t* stored, si
       write_floats(row, w.k, form.bits / 8, lane, to);
       continue;
     }
-    const int blocks = w.k / (kGroup * form.groups), block_step = stored_block_bytes(w.type);
-    for (int b = 0; b < blocks; ++b, row += block_step, to += block_bytes(form))
-      write_block(read_block(w.type, row), form, lane, to);
+    const int blocks = w.k / (kGroup * form.groups);
+    const size_t step = row_bytes / blocks;
+    for (int b = 0; b < blocks; ++b, row += step, to += block_bytes(form))
+      write_block(type == w.type ? read_block(type, row) : quantized_block(type, row, w.type), form, lane, to);
   }
 }
 
@@ -86,16 +94,21 @@ size_t packed_bytes(StoredType type, int n, int k) {
   return static_cast<size_t>((n + kPanel - 1) / kPanel) * panel_bytes(form, k);
 }
 
-Matrix pack(StoredType type, int n, int k, const uint8_t* stored, Arena& arena, ThreadPool& pool) {
-  const Form form = checked(type, n, k);
+Matrix pack(StoredType type, int n, int k, const uint8_t* stored, StoredType kept_as, Arena& arena, ThreadPool& pool) {
+  if (kept_as != type && !can_quantize(type, kept_as))
+    throw std::invalid_argument("tensor type " + std::to_string(static_cast<int>(type)) + " cannot be kept as " +
+                                std::to_string(static_cast<int>(kept_as)));
+  const Form form = checked(kept_as, n, k);
   Matrix w;
-  w.type = type;
+  w.type = kept_as;
   w.n = n;
   w.k = k;
   w.panel_bytes = panel_bytes(form, k);
-  w.data = arena.allocate(packed_bytes(type, n, k));
+  w.data = arena.allocate(packed_bytes(kept_as, n, k));
   const size_t row_bytes = stored_bytes(type, 1, k);
-  pool.run([&](int) { pool.for_each(w.panels(), [&](int panel) { pack_panel(w, form, panel, stored, row_bytes); }); });
+  pool.run([&](int) {
+    pool.for_each(w.panels(), [&](int panel) { pack_panel(w, form, panel, type, stored, row_bytes); });
+  });
   return w;
 }
 

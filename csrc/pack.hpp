@@ -15,7 +15,8 @@ namespace paceline {
 size_t stored_bytes(StoredType type, int n, int k);
 size_t packed_bytes(StoredType type, int n, int k);
 
-// Repacks n x k row-major stored weights into `arena`; k as above.
-Matrix pack(StoredType type, int n, int k, const uint8_t* stored, Arena& arena, ThreadPool& pool);
+// Repacks n x k row-major weights stored as `type` into `arena`, as `kept_as`: the same type, or where `type` is a
+// float one that quantize.hpp knows. Throws std::invalid_argument as above, or where it does not.
+Matrix pack(StoredType type, int n, int k, const uint8_t* stored, StoredType kept_as, Arena& arena, ThreadPool& pool);
 
 }  // namespace paceline

@@ -220,6 +220,21 @@ with LLM({str(smollm2_path)!r}, max_model_len=64) as llm:
     assert run.stdout.startswith("SmolLM2-135M-Instruct.Q4_1 (instruct), llama, Q4_1 + Q8_0")
 
 
+def test_the_file_and_its_copy_are_never_in_memory_at_once(smollm2_path: Path) -> None:
+    """The peak is the end of loading, and a tensor or two: the largest has 29 MiB of the file's 94."""
+    code = f"""
+import re
+from pathlib import Path
+from paceline import LLM
+with LLM({str(smollm2_path)!r}, max_model_len=64, kv_memory=1 << 22):
+    status = Path("/proc/self/status").read_text()
+    peak, now = (int(re.search(rf"{{name}}:\\s+(\\d+) kB", status)[1]) for name in ("VmHWM", "VmRSS"))
+    print(peak - now)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert int(run.stdout) < 48 * 1024
+
+
 def test_a_program_that_forgets_to_stop_its_engine_still_ends(smollm2_path: Path) -> None:
     """The engine's thread is in the executor when the interpreter ends; that must not abort the process."""
     code = f"""

@@ -1,12 +1,14 @@
 """How much context and KV memory a model gets."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import InputError
-from paceline.loading import OpenModel, load_model, open_model
+from paceline.loading import OpenModel, load_model, open_model, run_model
 from paceline.options import EngineOptions
+from tests.executors.tiny import tiny_spec, tiny_weights
 
 BLOCK = 737_280
 """Bytes of one of SmolLM2's KV blocks in f16."""
@@ -46,6 +48,18 @@ def test_the_kv_cache_leaves_room_for_the_weights(
     monkeypatch.setattr("paceline.placement.free_memory", lambda: 300 * BLOCK)
     with pytest.raises(InputError, match=r"does not fit .* beside the model's weights"):
         load_model(str(smollm2_path), options=EngineOptions(kv_memory=299 * BLOCK))
+
+
+def test_it_is_told_in_what_the_weights_are_kept(opened: OpenModel) -> None:
+    floats = replace(opened, weights=tiny_weights(tiny_spec()))
+    loaded = run_model(floats, EngineOptions(max_model_len=64, max_num_seqs=1, quantize="q4"))
+    try:
+        assert ", llama, IQ4_NL + Q8_0, 0 MiB of weights" in loaded.describe()["model"]
+        assert loaded.executor.weight_bytes == pytest.approx(
+            floats.footprint(EngineOptions(quantize="q4")).weights, rel=0.01
+        )
+    finally:
+        loaded.close()
 
 
 def test_the_footprint_is_what_the_executor_takes(opened: OpenModel, smollm2_path: Path) -> None:

@@ -12,6 +12,7 @@ from paceline.engine.request import SamplingParams
 from paceline.errors import InputError, ModelFileError
 from paceline.executors.base import Executor
 from paceline.executors.footprint import Footprint
+from paceline.executors.quantize import Quantize, kept_type
 from paceline.models.architectures import model_weights
 from paceline.models.chat import ChatTemplate
 from paceline.models.gguf import read_gguf
@@ -53,13 +54,12 @@ class OpenModel:
         """Instruct or base, as far as its chat template tells."""
         return _kind(self.source, self.chat_template)
 
-    @property
-    def weight_types(self) -> str:
-        """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
+    def weight_types(self, quantize: Quantize | None) -> str:
+        """In what the matrices are kept: such as ``Q4_1 + Q8_0``, the type of most weights first."""
         elements: Counter[str] = Counter()
-        for tensor in self.weights.tensors.values():
+        for name, tensor in self.weights.tensors.items():
             if len(tensor.shape) > 1:
-                elements[tensor.type.name] += prod(tensor.shape)
+                elements[kept_type(name, tensor, quantize).name] += prod(tensor.shape)
         return " + ".join(name for name, _ in elements.most_common())
 
     def footprint(self, options: EngineOptions) -> Footprint:
@@ -74,7 +74,7 @@ class LoadedModel:
     source: ModelSource
     spec: ModelSpec
     weight_types: str
-    """Such as ``Q4_1 + Q8_0``, the type of most weights first."""
+    """In what they are kept: such as ``Q4_1 + Q8_0``, the type of most weights first."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     executor: Executor
@@ -168,7 +168,7 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
     return LoadedModel(
         source=opened.source,
         spec=opened.spec,
-        weight_types=opened.weight_types,
+        weight_types=opened.weight_types(options.quantize),
         tokenizer=opened.tokenizer,
         chat_template=opened.chat_template,
         executor=executor,

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from paceline.errors import InputError
 from paceline.executors.native import KVDType
+from paceline.executors.quantize import Quantize
 from paceline.machine import usable_cores
 
 
@@ -25,6 +26,9 @@ class EngineOptions:
     kv_memory: int | None = None
     """Bytes of the KV cache; None: a quarter of the free memory, capped at what max_num_seqs full contexts need."""
     kv_dtype: KVDType = "f16"
+    quantize: Quantize | None = None
+    """Quantizes the matrices that the file has as floats (F32, F16, BF16), to 8 or 4 bits, while it is loaded; what is
+    quantized already stays as it is. On the CPU alone. Embeddings and head get 8 bits."""
     threads: int | None = None
     """None: one per usable core."""
     chat_template: Path | str | None = None
@@ -50,6 +54,7 @@ class EngineOptions:
                 f"kv_dtype is {self.kv_dtype!r}; on the device {self.device} there are {', '.join(kv_dtypes)}",
                 param="kv_dtype",
             )
+        self._check_quantize()
         if not (self.template_date is None or isinstance(self.template_date, date)):
             raise InputError(
                 f"template_date is {self.template_date!r}; a datetime.date is needed", param="template_date"
@@ -60,6 +65,18 @@ class EngineOptions:
                 f"threads is {self.threads}, but this process may use {cores} core{'s' if cores > 1 else ''}: "
                 "more threads than cores only wait for each other",
                 param="threads",
+            )
+
+    def _check_quantize(self) -> None:
+        if self.quantize is not None and self.quantize not in get_args(Quantize):
+            raise InputError(
+                f"quantize is {self.quantize!r}; there are {', '.join(get_args(Quantize))}", param="quantize"
+            )
+        if self.quantize is not None and not self.native:
+            raise InputError(
+                f"quantize is {self.quantize}, but on the device {self.device} PyTorch computes with floats: it would "
+                "cost quality and save nothing; leave it out, or use the device cpu",
+                param="quantize",
             )
 
     @property

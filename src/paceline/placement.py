@@ -25,6 +25,7 @@ def make_executor(weights: ModelWeights, options: EngineOptions, *, num_blocks: 
             max_batched_tokens=options.max_num_batched_tokens,
             kv_dtype=options.kv_dtype,
             threads=options.used_threads,
+            quantize=options.quantize,
         )
     # Imported here: PyTorch is an extra, and takes a second.
     from paceline.executors.torch.executor import TorchExecutor, use_threads
@@ -50,6 +51,7 @@ def footprint(weights: ModelWeights, options: EngineOptions) -> Footprint:
             max_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             threads=options.used_threads,
+            quantize=options.quantize,
         )
     return torch_footprint(weights, dtype=_torch_dtype(options.device), half_kv=options.kv_dtype == "f16")
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline import loading
 from paceline.bench import offline
 from paceline.bench.offline import Round, Shape
+from paceline.cli import bench_engine
+from paceline.errors import InputError
 
 MS = 1_000_000
 
@@ -59,6 +62,19 @@ def test_json_csv_and_table_tell_the_same_cells(smollm2_path: Path) -> None:
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["1", "3"]
+
+
+def test_the_model_can_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_model(_model: str, *, options: loading.EngineOptions, progress: object) -> None:
+        asked.append(options.quantize)
+        raise InputError("enough")
+
+    monkeypatch.setattr(loading, "load_model", load_model)
+    with pytest.raises(InputError, match="enough"):
+        bench_engine.engine("m", quantize="q8")
+    assert asked == ["q8"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from paceline.cli import partners
 from paceline.cli.chat import chat
 from paceline.cli.partners import ChatOptions, RemotePartner
 from paceline.errors import InputError, PacelineError, TargetUnreachableError
+from paceline.options import EngineOptions
 from tests.server.conftest import LiveServer, live_server
 from tests.server.fakes import SCRIPT, ScriptedExecutor, tiny_model, wait_until
 from tests.server.serve_process import ROOT
@@ -47,8 +48,9 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Any:
     model = tiny_model(executor=ScriptedExecutor(end_after=100))
     model.requested = []
 
-    def load_model(name: str, **_options: object) -> Any:
+    def load_model(name: str, *, options: EngineOptions, progress: object) -> Any:
         model.requested.append(name)
+        model.options = options
         return model
 
     monkeypatch.setattr(loading, "load_model", load_model)
@@ -147,6 +149,23 @@ def test_without_a_name_and_a_server_the_default_model_is_loaded(
     chat()
     assert local.requested == ["smollm2-135m"]
     assert "[no server at http://127.0.0.1:1: loading smollm2-135m]" in capsys.readouterr().err
+
+
+def test_a_model_that_is_to_be_quantized_is_loaded_whatever_server_there_is(
+    server: LiveServer, local: Any, piped: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_URL", server.url)
+    for model in ("tiny", None):
+        piped("Hello")
+        chat(model, quantize="q4")
+        assert local.options.quantize == "q4"
+    assert local.requested == ["tiny", "smollm2-135m"]
+
+
+def test_a_server_cannot_be_told_to_quantize(server: LiveServer, local: Any, piped: Callable[[str], None]) -> None:
+    piped("Hello")
+    with pytest.raises(InputError, match=f"{server.url} is a server: start that with paceline serve --quantize q8"):
+        chat(server.url, quantize="q8")
 
 
 def test_a_server_that_was_named_is_never_replaced_by_a_model(

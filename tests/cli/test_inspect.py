@@ -4,9 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from paceline import loading
+from paceline.cli.inspect import inspect as inspect_command
+from tests.executors.tiny import tiny_spec, tiny_weights
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +65,25 @@ def test_the_predicted_memory_is_what_it_takes(smollm2_path: Path, arguments: st
     shown = rows(done.stdout)
     difference = float(re.search(r"([+-][\d.]+)%", shown["measured peak"])[1])  # type: ignore[index]
     assert abs(difference) <= 5
+
+
+def test_a_model_of_floats_can_be_planned_for_as_quantized(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    floats = replace(loading.open_model(str(smollm2_path)), weights=tiny_weights(tiny_spec(layers=64)))
+    monkeypatch.setattr(loading, "open_model", lambda _model, progress: floats)
+    shown = {}
+    for quantize in (None, "q8", "q4"):
+        inspect_command("m", quantize=quantize)  # type: ignore[arg-type]
+        table = rows(capsys.readouterr().out)
+        assert table["quantization"].startswith("F32: ")
+        shown[quantize] = table["memory, weights"]
+    assert shown[None].endswith(" MiB, kept as F32")
+    assert shown["q8"].endswith(" MiB, kept as Q8_0")
+    assert shown["q4"].endswith(" MiB, kept as IQ4_NL + Q8_0")
+    bits = {quantize: float(text.split()[0]) for quantize, text in shown.items()}
+    assert bits["q8"] == pytest.approx(bits[None] * 8.5 / 32, abs=0.1)
+    assert bits["q4"] == pytest.approx(bits[None] * 4.5 / 32, abs=0.1)
 
 
 def test_more_than_the_models_context_is_refused(smollm2_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     app.command()(serve)
     limits = "--max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory 1MiB --kv-dtype f32"
     arguments = ["m", "--port=0", *limits.split(), "--threads=1", "--no-prefix-caching", f"--chat-template={template}"]
-    arguments.append("--template-date=2024-07-26")
+    arguments += ["--template-date=2024-07-26", "--quantize=q4"]
     result = CliRunner().invoke(app, arguments)
     assert str(result.exception) == "enough"
     options = loading.EngineOptions(
@@ -260,6 +260,7 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_pa
         max_num_batched_tokens=64,
         kv_memory=1 << 20,
         kv_dtype="f32",
+        quantize="q4",
         threads=1,
         chat_template=template,
         template_date=date(2024, 7, 26),

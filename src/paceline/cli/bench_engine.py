@@ -27,6 +27,10 @@ def engine(
     threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
     kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    quantize: Annotated[
+        Literal["q8", "q4"] | None,
+        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
+    ] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for the KV cache, such as 2GiB.")] = None,
     seed: Annotated[int, typer.Option(help="Makes the same prompts again.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
@@ -58,6 +62,7 @@ def engine(
         max_num_seqs=most,
         max_num_batched_tokens=max(max_num_batched_tokens, most),
         kv_dtype=kv_dtype,
+        quantize=quantize,
         kv_memory=None if kv_memory is None else parse_size(kv_memory),
         threads=threads,
         enable_prefix_caching=False,

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,6 +29,10 @@ def chat(
         int | None, typer.Option(min=1, help="Longest answer. Default: the rest of the context.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.")] = None,
+    quantize: Annotated[
+        Literal["q8", "q4"] | None,
+        typer.Option(help="Load MODEL and quantize its matrices of floats; embeddings and head to q8."),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="PACELINE_API_KEY", help="Key that the server asks for.")
     ] = None,
@@ -47,7 +51,7 @@ def chat(
     # sys.stdin is None where it was closed (`<&-`).
     interactive = question is None and sys.stdin is not None and sys.stdin.isatty()
     asked = "" if interactive else _one_question(question)
-    with closing(find_partner(model_or_url, options, key)) as partner:
+    with closing(find_partner(model_or_url, options, key, quantize)) as partner:
         if interactive:
             _converse(partner, options)
             return

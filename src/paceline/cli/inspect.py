@@ -26,6 +26,10 @@ def inspect(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to plan for.")] = 1,
     kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    quantize: Annotated[
+        Literal["q8", "q4"] | None,
+        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
+    ] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
     render: Annotated[bool, typer.Option("--render", help="Show a conversation as the template writes it.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Load it, fill every context, compare the memory.")] = False,
@@ -52,6 +56,7 @@ def inspect(
         max_model_len=tokens,
         max_num_seqs=concurrency,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         # No step is larger than all there is to compute.
         max_num_batched_tokens=max(min(max_num_batched_tokens, tokens * concurrency), concurrency),
     )
@@ -143,7 +148,7 @@ def _memory(opened: "OpenModel", options: "EngineOptions", tokens: int, concurre
     fitting = needs.requests_that_fit(free, tokens)
     verdict = "fits" if fitting >= concurrency else "does not fit"
     return [
-        ("memory, weights", _mib(needs.weights)),
+        ("memory, weights", f"{_mib(needs.weights)}, kept as {opened.weight_types(options.quantize)}"),
         ("memory, buffers", f"{_mib(needs.buffers)}, for steps of {options.max_num_batched_tokens} tokens"),
         ("memory, KV", f"{_mib(needs.kv_block * 1000 // 32)} per 1000 tokens ({options.kv_dtype})"),
         ("memory, all", f"{_mib(total)} for {_requests(concurrency, tokens)}"),

@@ -19,6 +19,7 @@ from paceline.errors import ExecutorError, InputError, PacelineError, TargetUnre
 
 if TYPE_CHECKING:
     from paceline.engine.request import Request, RequestOutput
+    from paceline.executors.quantize import Quantize
     from paceline.loading import LoadedModel
 
 _CONNECT_SECONDS = 2.0
@@ -59,14 +60,19 @@ class Partner(Protocol):
     def close(self) -> None: ...
 
 
-def find_partner(model_or_url: str | None, options: ChatOptions, api_key: str | None) -> Partner:
+def find_partner(
+    model_or_url: str | None, options: ChatOptions, api_key: str | None, quantize: "Quantize | None"
+) -> Partner:
     """The server or model that was named; else the server at PACELINE_URL or the default URL, else the default model.
 
+    To be quantized, a model must be loaded here: with ``quantize`` no server is looked for.
+
     Raises:
-        InputError, ModelFileError: there is no such model or it cannot chat, or the server refuses the key.
+        InputError, ModelFileError: there is no such model or it cannot chat, the server refuses the key, or it is to
+            be quantized.
         TargetUnreachableError: no server answers at the URL that was named.
     """
-    if model_or_url is None:
+    if model_or_url is None and quantize is None:
         named = os.environ.get("PACELINE_URL")
         if named:
             return RemotePartner(named, options, api_key)
@@ -74,10 +80,17 @@ def find_partner(model_or_url: str | None, options: ChatOptions, api_key: str | 
             return RemotePartner(DEFAULT_URL, options, api_key)
         except TargetUnreachableError:
             print(f"[no server at {DEFAULT_URL}: loading {DEFAULT_MODEL}]", file=sys.stderr)
-            return _load(DEFAULT_MODEL, options)
+            return _load(DEFAULT_MODEL, options, quantize)
+    model_or_url = model_or_url or DEFAULT_MODEL
     if model_or_url.startswith(("http://", "https://")):
+        if quantize is not None:
+            raise InputError(
+                f"--quantize {quantize} is for a model that is loaded here, but {model_or_url} is a server: start that "
+                f"with paceline serve --quantize {quantize}",
+                param="quantize",
+            )
         return RemotePartner(model_or_url, options, api_key)
-    return _load(model_or_url, options)
+    return _load(model_or_url, options, quantize)
 
 
 class _Model(msgspec.Struct):
@@ -220,13 +233,13 @@ def _refusal(body: bytes, code: object) -> PacelineError:
     return TargetUnreachableError(message) if code in _UNAVAILABLE else InputError(message)
 
 
-def _load(model: str, options: ChatOptions) -> "LocalPartner":
+def _load(model: str, options: ChatOptions, quantize: "Quantize | None") -> "LocalPartner":
     from paceline.cli.pull import pull_progress
     from paceline.loading import load_model
     from paceline.options import EngineOptions
 
     with pull_progress() as progress:
-        loaded = load_model(model, options=EngineOptions(max_num_seqs=1), progress=progress)
+        loaded = load_model(model, options=EngineOptions(max_num_seqs=1, quantize=quantize), progress=progress)
     try:
         return LocalPartner(loaded, options)
     except BaseException:

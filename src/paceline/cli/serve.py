@@ -49,6 +49,10 @@ def serve(
         ),
     ] = None,
     kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
+    quantize: Annotated[
+        Literal["q8", "q4"] | None,
+        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse the KV of prompts that begin alike.")
@@ -78,6 +82,7 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_memory=None if kv_memory is None else parse_size(kv_memory),
         kv_dtype=kv_dtype,
+        quantize=quantize,
         threads=threads,
         chat_template=chat_template,
         template_date=None if template_date is None else template_date.date(),

@@ -1,5 +1,6 @@
 """How much memory an executor takes for a model: known before the model is loaded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -7,12 +8,13 @@ from typing import Literal
 from paceline import _native
 from paceline.executors.base import BLOCK_SIZE
 from paceline.executors.native import KVDType, kv_bytes_per_block
-from paceline.models.quants import QuantType
+from paceline.executors.quantize import Quantize, kept_type
+from paceline.models.quants import UNQUANTIZED, QuantType
 from paceline.models.spec import ModelSpec, ModelWeights
 
-_UNQUANTIZED = {QuantType.F32, QuantType.F16, QuantType.BF16}
 _LOGITS_ROWS = 32  # csrc/model.hpp: kLogitsChunk
 _LINEAR_SCRATCH = 135_168  # csrc/model.hpp: Scratch, what is as large for every model
+_RUNS_OF_16 = {QuantType.Q2_K, QuantType.Q3_K, QuantType.Q6_K}  # csrc/form.hpp: their readers need one more sum
 _TILE_QUERIES = 12  # csrc/matrix.hpp: kMostTileQueries
 
 
@@ -41,16 +43,21 @@ class Footprint:
 
 
 def native_footprint(
-    weights: ModelWeights, *, kv_dtype: KVDType, max_batched_tokens: int, max_num_seqs: int, threads: int
+    weights: ModelWeights,
+    *,
+    kv_dtype: KVDType,
+    max_batched_tokens: int,
+    max_num_seqs: int,
+    threads: int,
+    quantize: Quantize | None = None,
 ) -> Footprint:
     """The memory of a ``NativeExecutor`` with these arguments that samples for ``max_num_seqs`` requests."""
+    kept = {
+        name: kept_type(name, tensor, quantize) for name, tensor in weights.tensors.items() if len(tensor.shape) == 2
+    }
     return Footprint(
-        weights=sum(
-            _native.packed_bytes(int(tensor.type), *tensor.shape)
-            for tensor in weights.tensors.values()
-            if len(tensor.shape) == 2
-        ),
-        buffers=_activations(weights, max_batched_tokens)
+        weights=sum(_native.packed_bytes(int(kind), *weights.tensors[name].shape) for name, kind in kept.items()),
+        buffers=_activations(weights.spec, kept, max_batched_tokens)
         + threads * _scratch(weights.spec)
         + _logits(weights.spec.vocab_size, max_num_seqs, threads),
         kv_block=kv_bytes_per_block(weights.spec, kv_dtype),
@@ -68,18 +75,17 @@ def torch_footprint(weights: ModelWeights, *, dtype: Literal["float32", "bfloat1
     )
 
 
-def _activations(weights: ModelWeights, tokens: int) -> int:
-    """What csrc/model.cpp allocates in ``finish_loading``."""
-    spec = weights.spec
+def _activations(spec: ModelSpec, kept: Mapping[str, QuantType], tokens: int) -> int:
+    """What csrc/model.cpp allocates in ``finish_loading`` for matrices of these types."""
     floats = spec.hidden_size + spec.query_size + 2 * spec.kv_size
     if spec.post_norms or spec.residual_scale != 1.0:
         floats += spec.hidden_size
     if spec.query_size // spec.num_kv_heads % 32:
         floats += spec.query_size
     per_token = 4 * floats
-    per_token += _row_bytes(weights, spec.hidden_size, ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
-    per_token += _row_bytes(weights, spec.query_size, ("attn_output",))
-    per_token += _row_bytes(weights, spec.intermediate_size, ("ffn_down",))
+    per_token += _row_bytes(spec, kept, spec.hidden_size, ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
+    per_token += _row_bytes(spec, kept, spec.query_size, ("attn_output",))
+    per_token += _row_bytes(spec, kept, spec.intermediate_size, ("ffn_down",))
     per_token += sum(4 * rope.dim for rope in {layer.rope for layer in spec.layers if layer.rope})
     return tokens * per_token
 
@@ -96,12 +102,14 @@ def _logits(vocab_size: int, rows: int, threads: int) -> int:
     return 4 * vocab_size * (sampled + 2 * threads + 3 * min(sampled, threads))
 
 
-def _row_bytes(weights: ModelWeights, width: int, readers: tuple[str, ...]) -> int:
+def _row_bytes(spec: ModelSpec, kept: Mapping[str, QuantType], width: int, readers: tuple[str, ...]) -> int:
     """One row of activations as its readers in all layers want it: int8 with sums, float32, or both."""
     kinds = {
-        weights.tensors[name].type in _UNQUANTIZED
-        for layer in range(weights.spec.num_layers)
+        kept[name]
+        for layer in range(spec.num_layers)
         for reader in readers
-        if (name := f"blk.{layer}.{reader}.weight") in weights.tensors
+        if (name := f"blk.{layer}.{reader}.weight") in kept
     }
-    return (4 * width if True in kinds else 0) + (width + 16 * (width // 32) if False in kinds else 0)
+    floats = 4 * width if kinds & UNQUANTIZED else 0
+    codes = width + 12 * (width // 32) if kinds - UNQUANTIZED else 0
+    return floats + codes + (4 * (width // 32) if kinds & _RUNS_OF_16 else 0)

@@ -1,5 +1,6 @@
 """The CPU executor: repacks a model's weights once, then runs each batch in one call of the C++ forward pass."""
 
+import mmap
 import os
 from dataclasses import replace
 from typing import Literal
@@ -9,7 +10,8 @@ import numpy as np
 from paceline import _native
 from paceline.errors import ExecutorError, ModelFileError
 from paceline.executors.base import BLOCK_SIZE, Batch, Float32, KVGeometry, StepResult
-from paceline.models.quants import Tensor, dequantize
+from paceline.executors.quantize import Quantize, kept_type
+from paceline.models.quants import QuantType, Tensor, dequantize
 from paceline.models.rope import RopeSpec
 from paceline.models.spec import ModelSpec, ModelWeights
 
@@ -38,6 +40,7 @@ class NativeExecutor:
         max_batched_tokens: most tokens in one batch.
         kv_dtype: type in which K and V are kept; int8 has a float16 scale per token, head and 32 dimensions.
         threads: size of the thread pool.
+        quantize: quantizes the matrices whose weights are floats; see ``kept_type``.
 
     Raises:
         ModelFileError: the model's shape is one that the kernels do not cover.
@@ -53,6 +56,7 @@ class NativeExecutor:
         max_batched_tokens: int = 512,
         kv_dtype: KVDType = "f16",
         threads: int = 1,
+        quantize: Quantize | None = None,
     ) -> None:
         self.spec = weights.spec
         self.threads = threads
@@ -61,7 +65,7 @@ class NativeExecutor:
         self.kv_geometry = KVGeometry(BLOCK_SIZE, num_blocks, kv_bytes_per_block(weights.spec, kv_dtype))
         try:
             self._model: _native.Model | None = _load(
-                weights, num_blocks, max_model_len, max_batched_tokens, kv_dtype, threads
+                weights, num_blocks, max_model_len, max_batched_tokens, kv_dtype, threads, quantize
             )
         except ValueError as error:
             raise ModelFileError(f"{weights.spec.name}: the native executor cannot run this model: {error}") from error
@@ -115,7 +119,13 @@ class NativeExecutor:
 
 
 def _load(
-    weights: ModelWeights, num_blocks: int, max_model_len: int, max_batched_tokens: int, kv_dtype: KVDType, threads: int
+    weights: ModelWeights,
+    num_blocks: int,
+    max_model_len: int,
+    max_batched_tokens: int,
+    kv_dtype: KVDType,
+    threads: int,
+    quantize: Quantize | None,
 ) -> _native.Model:
     spec = weights.spec
     ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope))
@@ -146,13 +156,17 @@ def _load(
         isa=os.environ.get("PACELINE_ISA", ""),
     )
     for name, tensor in weights.tensors.items():
-        _set(model, name, tensor, spec)
+        _set(model, name, tensor, spec, kept_type(name, tensor, quantize))
+        _forget_pages(tensor)
     model.finish_loading()
     return model
 
 
-def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec) -> None:
-    """Hand one tensor over, under GGUF's name: ``blk.3.attn_q.weight``, ``output_norm.bias``, …"""
+def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec, kept_as: QuantType) -> None:
+    """Hand one tensor over, under GGUF's name: ``blk.3.attn_q.weight``, ``output_norm.bias``, …
+
+    Only a matrix can be kept in another type than its own.
+    """
     *block, stem, kind = name.split(".")
     layer = int(block[1]) if block else -1
     if stem == "position_embd":
@@ -165,7 +179,18 @@ def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec) -> No
         model.set_norm(stem, layer, dequantize(tensor))
     else:
         outputs, inputs = tensor.shape
-        model.set_matrix(stem, layer, int(tensor.type), outputs, inputs, np.ascontiguousarray(tensor.data))
+        stored = np.ascontiguousarray(tensor.data)
+        model.set_matrix(stem, layer, int(tensor.type), outputs, inputs, stored, int(kept_as))
+
+
+def _forget_pages(tensor: Tensor) -> None:
+    """Give back the pages of the mapped file that have been read, which count as this process's memory otherwise: the
+    file and its copy need not be there at once. Who reads them again finds them in the page cache."""
+    source: object = tensor.data
+    while isinstance(source, np.ndarray | memoryview):
+        source = source.base if isinstance(source, np.ndarray) else source.obj
+    if isinstance(source, mmap.mmap):
+        source.madvise(mmap.MADV_DONTNEED)
 
 
 def _half_paired(tensor: Tensor, rope: RopeSpec | None, head_dim: int) -> Tensor:

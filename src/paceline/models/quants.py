@@ -60,6 +60,9 @@ _BLOCKS = {
     QuantType.IQ4_NL: BlockSize(32, 2 + 16),
 }
 
+UNQUANTIZED = frozenset({QuantType.F32, QuantType.F16, QuantType.BF16})
+"""Types whose elements are floats, each by itself."""
+
 UNREADABLE_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
