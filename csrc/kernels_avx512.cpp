@@ -3,10 +3,12 @@
 #define PACELINE_ISA_NAME "avx512"
 
 namespace paceline::avx512 {
-constexpr int kDirectRows = 8;    // rows of a tile that reads packed records
+constexpr int kDirectRows = 6;   // rows and panels of a tile that reads packed weights
+constexpr int kDirectPanels = 2;
 constexpr int kTileRows = 3;    // rows and panels of a tile that reads unpacked weights
 constexpr int kTilePanels = 4;
-constexpr int kUnpackFrom = 12;    // rows from which unpacking pays
+constexpr int kUnpackFrom = 64;   // rows from which unpacking pays
+constexpr int kUnpackHalvesFrom = 12;  // the same for weights whose runs are half a group
 constexpr int kDenseTile = 24;    // rows x panels of a tile of float weights: its sums fill the registers
 constexpr int kDensePanels = 4;   // panels of such a tile where there are many rows
 constexpr int kDenseSlab = 128;   // inputs that it takes at a time then

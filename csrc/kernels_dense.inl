@@ -57,22 +57,13 @@ void dense_tile(const DenseWeights& w, const float* in, ptrdiff_t in_stride, int
     }
 }
 
-// Calls tile.operator()<rows>() for 1 <= rows <= kMost.
-template <int kMost, typename Tile>
-inline void with_rows(int rows, Tile tile) {
-  if constexpr (kMost > 1) {
-    if (rows < kMost) return with_rows<kMost - 1>(rows, tile);
-  }
-  tile.template operator()<kMost>();
-}
-
 // All rows in one tile, so that each weight is read and widened once.
 template <StoredType kType, int kPanels>
 void dense_few(const Matrix& w, const float* in, int rows, int panel, float* out, ptrdiff_t out_stride,
                bool accumulate) {
   const uint8_t* data = w.data + static_cast<size_t>(panel) * w.panel_bytes;
   const DenseWeights weights{data, w.panel_bytes, data + 2048, w.panel_bytes, dense_column_bytes(kType)};
-  with_rows<dense_rows(kPanels)>(rows, [&]<int kRows>() {
+  with_size<dense_rows(kPanels)>(rows, [&]<int kRows>() {
     dense_tile<kType, kPanels, kRows, kPanels>(weights, in, w.k, w.k, {nullptr, out, out_stride, accumulate});
   });
 }
@@ -102,7 +93,7 @@ void dense_many(const Matrix& w, const float* in, int rows, int panel, float* ou
       float* mine = between + row * kBetween;
       const DenseChains chains{begin ? mine : nullptr, last ? out + row * out_stride : mine,
                                last ? out_stride : kBetween, last && accumulate};
-      with_rows<dense_rows(kPanels)>(count, [&]<int kRows>() {
+      with_size<dense_rows(kPanels)>(count, [&]<int kRows>() {
         dense_tile<StoredType::kF32, kPanels, kRows, 1>(weights, in + static_cast<size_t>(row) * w.k + begin, w.k,
                                                         inputs, chains);
       });

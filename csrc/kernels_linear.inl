@@ -4,6 +4,8 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
+static constexpr int kAheadBytes = 2048;  // from the weights that are read to those that memory is asked for
+
 // What remains of a form once its codes are bytes and its scales floats.
 struct Arithmetic {
   bool affine, wide;
@@ -34,44 +36,76 @@ inline F32 add_run(F32 acc, I32 sum, const Rows& x, size_t group, int run, Scale
   return acc;
 }
 
-inline void put(float* out, F32 value, bool accumulate) {
-  store(out, accumulate ? add(load(out), value) : value);
+// Where the results of a tile's rows go.
+struct Destination {
+  float* out;
+  ptrdiff_t stride;
+  bool accumulate;
+};
+template <int kRows, int kPanels>
+inline void put(const F32 (&acc)[kRows][kPanels], const Destination& to) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kPanels; ++p) {
+      float* out = to.out + r * to.stride + p * kPanel;
+      store(out, to.accumulate ? add(load(out), acc[r][p]) : acc[r][p]);
+    }
+  }
 }
 
-// Few rows: each group is unpacked into registers and met by all rows at once.
-template <Form kForm, int kRows>
-void direct_tile(const Matrix& w, const Rows& x, int row, int panel, float* out, ptrdiff_t out_stride,
-                 bool accumulate) {
-  constexpr int kRuns = runs_per_group(kForm), kQuads = kForm.run / 4;
+// Few rows: groups are unpacked in registers and met by all rows at once. Where kAhead, memory is asked for the lines of a
+// few groups ahead, at a panel's end for those of the next panels.
+template <Form kForm, int kPanels, int kRows, bool kAhead>
+void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Destination& to) {
+  constexpr int kRuns = runs_per_group(kForm);
+  constexpr Arithmetic kA = arithmetic(kForm);
   const int groups = w.k / kGroup;
-  const uint8_t* block = w.data + static_cast<size_t>(panel) * w.panel_bytes;
-  F32 acc[kRows];
-  for (int r = 0; r < kRows; ++r) acc[r] = zero();
-  for (int first = 0; first < groups; first += kForm.groups, block += block_bytes(kForm)) {
-    const Scales base = block_scales<kForm>(block);
+  const uint8_t* panels = w.data + static_cast<size_t>(panel) * w.panel_bytes;
+  F32 acc[kRows][kPanels];
+  for (int r = 0; r < kRows; ++r)
+    for (int p = 0; p < kPanels; ++p) acc[r][p] = zero();
+  for (int first = 0; first < groups; first += kForm.groups) {
+    const size_t at = static_cast<size_t>(first / kForm.groups) * block_bytes(kForm);
+    const uint8_t* block = panels + at;
+    Scales base[kPanels];
+    for (int p = 0; p < kPanels; ++p) base[p] = block_scales<kForm>(block + p * w.panel_bytes);
     for (int g = 0; g < kForm.groups; ++g) {
       const uint8_t* codes = block + header_bytes(kForm) + g * code_bytes(kForm);
-      if constexpr (kRows == 1) {  // one row is bound by memory: ask for the lines of a few groups ahead
+      if constexpr (kAhead) {
         constexpr int kHeader = kForm.groups == 1 ? header_bytes(kForm) : 0;
-        for (int line = -kHeader; line < code_bytes(kForm); line += 64) __builtin_prefetch(codes + 2048 + line);
+        const uint8_t* ahead = codes + kAheadBytes + (at + kAheadBytes < w.panel_bytes ? 0 : (kPanels - 1) * w.panel_bytes);
+        for (int p = 0; p < kPanels; ++p, ahead += w.panel_bytes)
+          for (int line = -kHeader; line < code_bytes(kForm); line += 64) __builtin_prefetch(ahead + line);
       }
-      Codes u[8];
-      load_group<kForm>(codes, u);
-      each<kRuns>([&]<int kRun>() {
-        const Scales s = run_scales<kForm>(base, block, g * kRuns + kRun);
-#pragma GCC unroll 8  // or GCC keeps the sums in memory
+      const size_t group = static_cast<size_t>(row) * groups + first + g;  // of the first row
+      I32 sum[kRuns][kRows][kPanels];
+      for (int run = 0; run < kRuns; ++run)
+#pragma GCC unroll 8  // here and below, or GCC keeps the sums in memory
+        for (int r = 0; r < kRows; ++r)
+          for (int p = 0; p < kPanels; ++p) sum[run][r][p] = dot_start<kA>(x, group + r * groups, run, kForm.zero);
+      each<4>([&]<int kPair>() {
+        Codes low[kPanels], high[kPanels];
+        for (int p = 0; p < kPanels; ++p) load_pair<kForm, kPair>(codes + p * w.panel_bytes, low[p], high[p]);
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const size_t group = static_cast<size_t>(row + r) * groups + first + g;
-          const int8_t* q = x.q + group * kGroup;
-          I32 sum = dot_start<arithmetic(kForm)>(x, group, kRun, kForm.zero);
-          for (int j = kRun * kQuads; j < (kRun + 1) * kQuads; ++j)
-            sum = dot<arithmetic(kForm).wide>(sum, u[j], q + 4 * j);
-          acc[r] = add_run<arithmetic(kForm)>(acc[r], sum, x, group, kRun, s);
+          const int8_t* q = x.q + (group + r * groups) * kGroup + 4 * kPair;
+          const auto near = quad_for<kPanels>(q), far = quad_for<kPanels>(q + 16);
+          for (int p = 0; p < kPanels; ++p) {
+            sum[0][r][p] = dot<kA.wide>(sum[0][r][p], low[p], near);
+            sum[kRuns - 1][r][p] = dot<kA.wide>(sum[kRuns - 1][r][p], high[p], far);
+          }
+        }
+      });
+      each<kRuns>([&]<int kRun>() {
+        for (int p = 0; p < kPanels; ++p) {
+          const Scales s = run_scales<kForm>(base[p], block + p * w.panel_bytes, g * kRuns + kRun);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r)
+            acc[r][p] = add_run<kA>(acc[r][p], sum[kRun][r][p], x, group + r * groups, kRun, s);
         }
       });
     }
   }
-  for (int r = 0; r < kRows; ++r) put(out + r * out_stride, acc[r], accumulate);
+  put(acc, to);
 }
 
 // Many rows: a piece of up to kTilePanels panels, kUnpackGroups groups long, is unpacked to bytes and floats once, then
@@ -103,26 +137,17 @@ void unpack_panel(const uint8_t* block, int blocks, int slot, const Unpacked& to
   }
 }
 
-// Where a tile's chains come from and go to. Between pieces they rest in memory.
-struct Chains {
-  const float* start;  // null: they start at zero
-  ptrdiff_t start_stride;
-  float* end;
-  ptrdiff_t end_stride;
-  bool accumulate;
-};
-
 template <Arithmetic kA, int kPanels, int kRows>
 void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, int first_group, int groups,
-                   const Chains& chains) {
+                   const float* start, const Destination& to) {
   const int row_groups = x.k / kGroup;
   const uint8_t* codes = w.codes;
   const float *d = w.d, *m = w.m;
   F32 acc[kRows][kPanels];
   for (int r = 0; r < kRows; ++r) {
     for (int p = 0; p < kPanels; ++p) {
-      acc[r][p] = chains.start ? load(chains.start + r * chains.start_stride + p * kPanel) : zero();
-      __builtin_prefetch(chains.end + r * chains.end_stride + p * kPanel, 1);  // rows of a result lie far apart
+      acc[r][p] = start ? load(start + (r * kPanels + p) * kPanel) : zero();
+      __builtin_prefetch(to.out + r * to.stride + p * kPanel, 1);  // rows of a result lie far apart
     }
   }
   for (int g = 0; g < groups; ++g) {
@@ -146,30 +171,29 @@ void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, in
       }
     });
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p)
-      put(chains.end + r * chains.end_stride + p * kPanel, acc[r][p], chains.accumulate);
+  put(acc, to);
 }
 
-// Cuts at .. n into pieces: as many of kSize as fit, then smaller ones. piece.operator()<size>(where it begins).
-template <int kSize, typename Piece>
-inline void cover(int n, int at, Piece piece) {
-  for (; n - at >= kSize; at += kSize) piece.template operator()<kSize>(at);
-  if constexpr (kSize > 1) cover<(kSize > 4 ? 4 : (kSize + 1) / 2)>(n, at, piece);
-}
-
-template <Form kForm>
-void linear_few(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
-                float* out, ptrdiff_t out_stride, bool accumulate) {
-  constexpr int kStep = 4;  // panels whose groups stay in L1 from one tile of rows to the next
-  for (int begin = first_panel; begin < last_panel; begin += kStep) {
-    const int end = begin + kStep < last_panel ? begin + kStep : last_panel;
-    cover<kDirectRows>(num_rows, 0, [&]<int kRows>(int r) {
-      for (int p = begin; p < end; ++p)
-        direct_tile<kForm, kRows>(w, x, first_row + r, p, out + r * out_stride + (p - first_panel) * kPanel,
-                                  out_stride, accumulate);
-    });
+// Cuts rows, or panels, into tiles of at most kMost, as even as can be: tile.operator()<size>(where it begins).
+template <int kMost, typename Tile>
+inline void in_tiles(int count, Tile tile) {
+  const int tiles = (count + kMost - 1) / kMost;
+  for (int t = 0; t < tiles; ++t) {
+    const int begin = count * t / tiles;
+    with_size<kMost>(count * (t + 1) / tiles - begin, [&]<int kSize>() { tile.template operator()<kSize>(begin); });
   }
+}
+
+// The first rows bring the panels to L1, for those that follow.
+template <Form kForm, int kPanels>
+void linear_direct(const Matrix& w, const Rows& x, int first_row, int num_rows, int panel, float* out,
+                   ptrdiff_t out_stride, bool accumulate) {
+  constexpr int kMostRows = kDirectRows / runs_per_group(kForm);  // each run has its sums
+  in_tiles<kMostRows>(num_rows, [&]<int kRows>(int r) {
+    const Destination to{out + r * out_stride, out_stride, accumulate};
+    if (r == 0) direct_tile<kForm, kPanels, kRows, true>(w, x, first_row, panel, to);
+    else direct_tile<kForm, kPanels, kRows, false>(w, x, first_row + r, panel, to);
+  });
 }
 
 template <Form kForm, int kPanels>
@@ -177,7 +201,7 @@ void linear_unpacked(const Matrix& w, const Rows& x, int first_row, int num_rows
                      ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
   constexpr int kFloats = kUnpackGroups * runs_per_group(kForm) * kPanels * kPanel;
   float* scales = reinterpret_cast<float*>(scratch + kUnpackGroups * kPanels * 512);
-  const Unpacked to{scratch, scales, scales + kFloats};
+  const Unpacked unpacked{scratch, scales, scales + kFloats};
   float* partial = reinterpret_cast<float*>(scratch + kUnpackBytes);  // [row, panel, 16] between pieces
   constexpr int kPartial = kPanels * kPanel, kMostBlocks = kUnpackGroups / kForm.groups;
   const int blocks = w.k / (kGroup * kForm.groups), pieces = (blocks + kMostBlocks - 1) / kMostBlocks;
@@ -186,17 +210,13 @@ void linear_unpacked(const Matrix& w, const Rows& x, int first_row, int num_rows
     const int end = static_cast<int>(static_cast<int64_t>(blocks) * (piece + 1) / pieces);
     for (int p = 0; p < kPanels; ++p)
       unpack_panel<kForm, kPanels>(w.data + (panel + p) * w.panel_bytes + static_cast<size_t>(begin) * block_bytes(kForm),
-                                   end - begin, p, to);
-    cover<kTileRows>(num_rows, 0, [&]<int kRows>(int r) {
-      Chains chains{nullptr, kPartial, partial + static_cast<ptrdiff_t>(r) * kPartial, kPartial, false};
-      if (piece > 0) chains.start = chains.end;
-      if (piece == pieces - 1) {
-        chains.end = out + r * out_stride;
-        chains.end_stride = out_stride;
-        chains.accumulate = accumulate;
-      }
-      unpacked_tile<arithmetic(kForm), kPanels, kRows>(to, kForm.zero, x, first_row + r, begin * kForm.groups,
-                                                       (end - begin) * kForm.groups, chains);
+                                   end - begin, p, unpacked);
+    in_tiles<kTileRows>(num_rows, [&]<int kRows>(int r) {
+      float* between = partial + r * kPartial;
+      const Destination to = piece < pieces - 1 ? Destination{between, kPartial, false}
+                                                : Destination{out + r * out_stride, out_stride, accumulate};
+      unpacked_tile<arithmetic(kForm), kPanels, kRows>(unpacked, kForm.zero, x, first_row + r, begin * kForm.groups,
+                                                       (end - begin) * kForm.groups, piece > 0 ? between : nullptr, to);
     });
   }
 }
@@ -204,14 +224,20 @@ void linear_unpacked(const Matrix& w, const Rows& x, int first_row, int num_rows
 template <Form kForm>
 void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel,
                       float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
-  if (num_rows < kUnpackFrom) {
-    linear_few<kForm>(w, x, first_row, num_rows, first_panel, last_panel, out, out_stride, accumulate);
-    return;
+  const int panels = last_panel - first_panel;
+  if (num_rows == 1) {
+    for (int p = 0; p < panels; ++p)
+      linear_direct<kForm, 1>(w, x, first_row, 1, first_panel + p, out + p * kPanel, out_stride, accumulate);
+  } else if (num_rows < (runs_per_group(kForm) == 1 ? kUnpackFrom : kUnpackHalvesFrom)) {
+    in_tiles<kDirectPanels>(panels, [&]<int kPanels>(int p) {
+      linear_direct<kForm, kPanels>(w, x, first_row, num_rows, first_panel + p, out + p * kPanel, out_stride, accumulate);
+    });
+  } else {
+    in_tiles<kTilePanels>(panels, [&]<int kPanels>(int p) {
+      linear_unpacked<kForm, kPanels>(w, x, first_row, num_rows, first_panel + p, out + p * kPanel, out_stride,
+                                      accumulate, scratch);
+    });
   }
-  cover<kTilePanels>(last_panel, first_panel, [&]<int kPanels>(int panel) {
-    linear_unpacked<kForm, kPanels>(w, x, first_row, num_rows, panel, out + (panel - first_panel) * kPanel, out_stride,
-                                    accumulate, scratch);
-  });
 }
 
 void linear(const Matrix& w, const Rows& x, int first_row, int num_rows, int first_panel, int last_panel, float* out,

@@ -9,22 +9,40 @@ inline void each(Step step) {
   }
 }
 
-template <Form kForm>
-inline void load_group(const uint8_t* codes, Codes (&u)[8]) {
+// Calls tile.operator()<size>() for 1 <= size <= kMost.
+template <int kMost, typename Tile>
+inline void with_size(int size, Tile tile) {
+  if constexpr (kMost > 1) {
+    if (size < kMost) return with_size<kMost - 1>(size, tile);
+  }
+  tile.template operator()<kMost>();
+}
+
+// Quads kPair and kPair + 4 of a group.
+template <Form kForm, int kPair>
+inline void load_pair(const uint8_t* codes, Codes& first, Codes& second) {
   if constexpr (kForm.bits == 8) {
-    for (int j = 0; j < 8; ++j) u[j] = load_codes(codes + 64 * j);
+    first = load_codes(codes + 64 * kPair);
+    second = load_codes(codes + 64 * (kPair + 4));
   } else {
-    for (int j = 0; j < 4; ++j) split_nibbles(codes + 64 * j, u[j], u[j + 4]);
+    split_nibbles(codes + 64 * kPair, first, second);
   }
   if constexpr (kForm.bits == 5 || kForm.bits == 6) {
-    each<8>([&]<int kQuad>() {
+    const auto add_plane = [&]<int kQuad>(Codes& u) {
       const Codes plane = load_codes(codes + 64 * (4 + plane_of(kForm, kQuad)));
-      u[kQuad] = add_high_bits<plane_bit(kForm, kQuad)>(u[kQuad], plane, kForm.bits == 5 ? 0x10 : 0x30);
-    });
+      u = add_high_bits<plane_bit(kForm, kQuad)>(u, plane, kForm.bits == 5 ? 0x10 : 0x30);
+    };
+    add_plane.template operator()<kPair>(first);
+    add_plane.template operator()<kPair + 4>(second);
   }
   if constexpr (kForm.table) {
-    for (int j = 0; j < 8; ++j) u[j] = look_up(kTableCodes, u[j]);
+    first = look_up(kTableCodes, first);
+    second = look_up(kTableCodes, second);
   }
+}
+template <Form kForm>
+inline void load_group(const uint8_t* codes, Codes (&u)[8]) {
+  each<4>([&]<int kPair>() { load_pair<kForm, kPair>(codes, u[kPair], u[kPair + 4]); });
 }
 
 struct Scales {

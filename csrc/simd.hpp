@@ -111,6 +111,13 @@ template <bool kWide>
 inline I32 dot(I32 acc, Codes u, Quad x) { return {_mm512_dpbusd_epi32(acc.v, u.v, x.v)}; }
 inline void store_int8(int8_t* p, F32 integral) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integral.v))); }
 
+// How a quad is best given to the dots of so many panels.
+template <int kPanels>
+inline auto quad_for(const int8_t* x) {
+  if constexpr (kPanels == 1) return x;
+  else return load_quad(x);
+}
+
 #elif defined(__AVX2__)
 
 struct F32 { __m256 a, b; };
@@ -223,6 +230,8 @@ inline I32 dot(I32 acc, Codes u, Quad x) {
 }
 template <bool kWide>
 inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
+template <int kPanels>
+inline Quad quad_for(const int8_t* x) { return load_quad(x); }
 inline void store_int8(int8_t* p, F32 integral) {
   const __m256i words = _mm256_permute4x64_epi64(
       _mm256_packs_epi32(_mm256_cvtps_epi32(integral.a), _mm256_cvtps_epi32(integral.b)), 0xd8);
@@ -304,6 +313,8 @@ inline I32 dot(I32 acc, Codes u, Quad x) {
 }
 template <bool kWide>
 inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
+template <int kPanels>
+inline Quad quad_for(const int8_t* x) { return load_quad(x); }
 inline void store_int8(int8_t* p, F32 integral) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integral.v[i]); }
 #undef PACELINE_LANES
 
