@@ -4,6 +4,7 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
+static constexpr int kStreams = 4;
 static constexpr int kAheadBytes = 2048;  // from the weights that are read to those that memory is asked for
 
 // What remains of a form once its codes are bytes and its scales floats.
@@ -189,6 +190,7 @@ template <Form kForm, int kPanels>
 void linear_direct(const Matrix& w, const Rows& x, int first_row, int num_rows, int panel, float* out,
                    ptrdiff_t out_stride, bool accumulate) {
   constexpr int kMostRows = kDirectRows / runs_per_group(kForm);  // each run has its sums
+  if (num_rows == 1) return direct_tile<kForm, kPanels, 1, true>(w, x, first_row, panel, {out, out_stride, accumulate});
   in_tiles<kMostRows>(num_rows, [&]<int kRows>(int r) {
     const Destination to{out + r * out_stride, out_stride, accumulate};
     if (r == 0) direct_tile<kForm, kPanels, kRows, true>(w, x, first_row, panel, to);
@@ -226,8 +228,9 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
                       float* out, ptrdiff_t out_stride, bool accumulate, uint8_t* scratch) {
   const int panels = last_panel - first_panel;
   if (num_rows == 1) {
-    for (int p = 0; p < panels; ++p)
-      linear_direct<kForm, 1>(w, x, first_row, 1, first_panel + p, out + p * kPanel, out_stride, accumulate);
+    in_tiles<kStreams>(panels, [&]<int kPanels>(int p) {
+      linear_direct<kForm, kPanels>(w, x, first_row, 1, first_panel + p, out + p * kPanel, out_stride, accumulate);
+    });
   } else if (num_rows < (runs_per_group(kForm) == 1 ? kUnpackFrom : kUnpackHalvesFrom)) {
     in_tiles<kDirectPanels>(panels, [&]<int kPanels>(int p) {
       linear_direct<kForm, kPanels>(w, x, first_row, num_rows, first_panel + p, out + p * kPanel, out_stride, accumulate);
