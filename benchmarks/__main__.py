@@ -30,9 +30,13 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
     try:
         results = _results(options)
-        _measure(options, results)
-        print(full_report(results))
-        print(f"\nvalues: {options.output}", file=sys.stderr)
+        finished = _measure(options, results)
+        if results.runs:
+            print(full_report(results))
+            print(f"\nvalues: {options.output}", file=sys.stderr)
+        if not finished:
+            print("interrupted: what was measured so far is kept, and nothing published", file=sys.stderr)
+            return 130
         if options.publish:
             _publish(results)
     except PacelineError as error:
@@ -72,11 +76,12 @@ def _results(options: argparse.Namespace) -> Results:
     return load_results(options.output)
 
 
-def _measure(options: argparse.Namespace, results: Results) -> None:
+def _measure(options: argparse.Namespace, results: Results) -> bool:
+    """False if it was interrupted."""
     peers = Peers(options.threads)
     turns = _selected(options, peers)
     if not options.rounds:
-        return
+        return True
     try:
         turns = _installed(turns, peers, results)
         results.runs.append(
@@ -91,7 +96,8 @@ def _measure(options: argparse.Namespace, results: Results) -> None:
         )
         take_turns(turns, options.rounds, results, options.output)
     except KeyboardInterrupt:
-        print("interrupted: what was measured so far is kept", file=sys.stderr)
+        return False
+    return True
 
 
 def _selected(options: argparse.Namespace, peers: Peers) -> list[Turn]:
