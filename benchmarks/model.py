@@ -23,6 +23,8 @@ class Model:
     catalog: str
     batches: tuple[int, ...]
     """Prompts at once whose decoding is measured."""
+    repeat: int = 3
+    """Prefill, and decode at batch 1, are measured so often within a turn, and the median counts."""
 
     @cached_property
     def path(self) -> Path:
@@ -73,5 +75,5 @@ class Model:
 
 
 SMOLLM2 = Model("smollm2", "smollm2-135m", (1, 8, 32))
-QWEN = Model("qwen2.5-coder", "qwen2.5-coder-1.5b", (1, 8))
+QWEN = Model("qwen2.5-coder", "qwen2.5-coder-1.5b", (1, 8), repeat=1)
 GEMMA = Model("gemma3", "gemma3-270m", (1, 8, 32))

@@ -9,7 +9,9 @@ def _target(judged: Judged = Judged.RATIO, goal: float = 2.0, stretch: float | N
     return Target("decode", "m decode 1", ("a", "b"), goal, stretch, judged)
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [(29, "stretch met"), (20, "met"), (19.9, "missed"), (30.1, "stretch met")])
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [(29, "stretch met"), (20, "met"), (19.9, "missed"), (30.1, "stretch met")]
+)
 def test_a_ratio_is_to_the_best_peer(ours: float, verdict: str) -> None:
     results = Results(values={"m decode 1": {OURS: [ours], "a": [5.0], "b": [10.0]}})
     each = outcome(_target(stretch=2.9), results)
