@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.command import BenchmarkError
+from benchmarks.command import BenchmarkError, output
 from benchmarks.parts import PARTS
 from benchmarks.peers_home import Peers
 from benchmarks.report import full_report, replace_section, summary
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         if not finished:
             print("interrupted: what was measured so far is kept, and nothing published", file=sys.stderr)
             return 130
+        if not results.runs:
+            raise InputError(f"{options.output} holds nothing that was measured: give --rounds")
         if options.publish:
             _publish(results)
     except PacelineError as error:
@@ -91,13 +93,21 @@ def _measure(options: argparse.Namespace, results: Results) -> bool:
                 started=datetime.now(UTC).isoformat(sep=" ", timespec="seconds"),
                 threads=options.threads,
                 environment=describe_environment(),
-                versions=peers.versions(),
+                versions={"Paceline": _commit(), **peers.versions()},
             )
         )
         take_turns(turns, options.rounds, results, options.output)
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _commit() -> str:
+    """Of this source; "-dirty" if files differ from it."""
+    try:
+        return output(["git", "-C", str(HERE), "describe", "--always", "--dirty"]).strip()
+    except BenchmarkError:
+        return "not in a git checkout"
 
 
 def _selected(options: argparse.Namespace, peers: Peers) -> list[Turn]:

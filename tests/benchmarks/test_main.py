@@ -60,6 +60,17 @@ def test_only_known_parts_and_engines(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("parts")
+def test_no_rounds_print_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--parts", "one", "--output", str(tmp_path / "r.json")]
+    assert benchmark.main(["--rounds", "0", *words]) == 2
+    assert "holds nothing that was measured" in capsys.readouterr().err
+    benchmark.main(["--rounds", "1", *words])
+    printed = capsys.readouterr().out
+    assert benchmark.main(["--rounds", "0", *words, "--add"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.usefixtures("parts")
 def test_publishing_writes_the_results_and_both_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = "<!-- made by python -m benchmarks: begin -->\n<!-- made by python -m benchmarks: end -->\n"
     (tmp_path / "benchmarks").mkdir()

@@ -56,6 +56,14 @@ def test_what_never_worked_is_not_tried_again_and_says_why(tmp_path: Path) -> No
     }
 
 
+def test_figures_that_are_not_there_are_a_failure_too(tmp_path: Path) -> None:
+    results = Results()
+    turns = [Turn("odd", ("m decode 1",), _script(KeyError("speed_tg"))), Turn("b", ("m decode 1",), _script(1.0))]
+    take_turns(turns, 1, results, tmp_path / "r.json")
+    assert results.failures == {"m decode 1": {"odd": "KeyError('speed_tg')"}}
+    assert results.values == {"m decode 1": {"b": [1]}}
+
+
 def test_who_interrupts_keeps_what_was_measured(tmp_path: Path) -> None:
     turns = [Turn("a", ("m decode 1",), _script(1.0)), Turn("b", ("m decode 1",), _script(KeyboardInterrupt))]
     with pytest.raises(KeyboardInterrupt):
