@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from benchmarks.command import json_lines, output
-from benchmarks.model import NEW_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, Model
+from benchmarks.model import PREFILL_TOKENS, PROMPT_TOKENS, Model
 from benchmarks.peers_home import Peers
 from benchmarks.results import OURS, Values
 from benchmarks.turn import Turn
@@ -94,7 +94,7 @@ def offline_turn(contender: Contender, model: Model, label: str = "") -> Turn:
     names = {batch: f"{prefix} decode {batch}" for batch in model.batches}
 
     def run() -> Values:
-        speeds = contender.decode([1] * (model.repeat - 1) + list(model.batches), NEW_TOKENS)
+        speeds = contender.decode([1] * (model.repeat - 1) + list(model.batches), model.new_tokens)
         return {names[batch]: speeds[batch] for batch in names} | {f"{prefix} prefill": contender.prefill(model.repeat)}
 
     return Turn(contender.engine, (*names.values(), f"{prefix} prefill"), run, contender.needs)

@@ -35,14 +35,14 @@ class _Contender:
         return 100.0 * repeat
 
 
-_MODEL = Model("m", "m", (1, 8), repeat=3)
+_MODEL = Model("m", "m", (1, 8), new_tokens=16, repeat=3)
 
 
 def test_an_offline_turn_measures_every_batch_and_prefill() -> None:
     contender = _Contender()
     turn = offline_turn(contender, _MODEL, "avx2")
     assert turn.run() == {"m avx2 decode 1": 10, "m avx2 decode 8": 80, "m avx2 prefill": 300}
-    assert contender.asked == [(1, 1, 1, 8, 64)]
+    assert contender.asked == [(1, 1, 1, 8, 16)]
     assert set(turn.run()) == set(turn.metrics)
     assert (turn.engine, turn.peers) == ("a", ("llama",))
 
