@@ -14,6 +14,7 @@ from benchmarks.model import SMOLLM2, Model
 from benchmarks.offline import OurEngine, PeerEngine, offline_turn
 from benchmarks.parts import PARTS
 from benchmarks.peers_home import Peers
+from benchmarks.python_side import python_turn
 from benchmarks.results import OURS
 from benchmarks.targets import TARGETS
 
@@ -117,6 +118,21 @@ def test_smollm2s_work_is_what_its_shape_says(smollm2_path: Path) -> None:
     # Scores and values, 576 wide together in 9 heads, over 1 + 2 + 3 tokens.
     assert SMOLLM2.attention_multiply_adds(3) == 30 * 6 * 2 * 576
     assert SMOLLM2.decode_bytes() == SMOLLM2.footprint(2).weights
+
+
+def test_the_python_side_of_a_step_is_told_in_milliseconds(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def figures(us: int) -> dict[str, dict[str, int]]:
+        return {str(batch): {"python_us": us * batch, "native_us": 9} for batch in (1, 8, 32)}
+
+    program = tmp_path / "step_overhead.py"
+    program.write_text(f"import json; print(json.dumps({figures(100) | {'http': figures(200)}!r}))")
+    monkeypatch.setattr("benchmarks.python_side._PROGRAM", program)
+    turn = python_turn(SMOLLM2, 2)
+    values = turn.run()
+    assert (values["smollm2 python 32"], values["smollm2 python-http 8"]) == (3.2, 1.6)
+    assert set(values) == set(turn.metrics)
 
 
 def test_the_ceilings_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
