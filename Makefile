@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-sanitize models-table lint clean
+.PHONY: help demo test test-slow test-sanitize models-table benchmarks lint clean
 
 help:
 	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-sanitize the kernels under the address, undefined behaviour and thread sanitizers (about 15 minutes)"
 	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
+	@echo "make benchmarks    measure against llama.cpp, OpenVINO and vLLM, and write the tables (an hour the first time)"
 	@echo "make lint          format and lint, changing files"
 	@echo "make clean         remove the environment and all build products"
 
@@ -50,6 +51,9 @@ test-sanitize: $(VENV)/installed-dev
 
 models-table: $(VENV)/installed-dev
 	$(BIN)/python -m tests.proof
+
+benchmarks: $(VENV)/installed
+	$(BIN)/python -m benchmarks --publish
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format
