@@ -2,12 +2,15 @@
 
 import os
 from math import ceil
+from pathlib import Path
 
 import psutil
-import pynvml
 
 from paceline import cgroup
 from paceline.errors import InputError
+
+_NVIDIA_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""One of them is there where NVIDIA's driver is: on Linux, and in Windows' subsystem for Linux."""
 
 
 def usable_cores() -> int:
@@ -31,6 +34,8 @@ def free_gpu_memory(number: int) -> int:
     Raises:
         InputError: NVIDIA's driver shows no such GPU.
     """
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(number)).free)
@@ -40,6 +45,10 @@ def free_gpu_memory(number: int) -> int:
 
 def gpu_names() -> list[str]:
     """The GPUs that NVIDIA's driver shows; none without a driver."""
+    if not any(device.exists() for device in _NVIDIA_DEVICES):
+        return []
+    import pynvml  # not at the top: it takes long, and every server starts by asking
+
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]

@@ -23,7 +23,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline import loading
+from paceline import loading, machine
 from paceline.cli.serve import _made_to_stay, announce, serve, start_screen
 from paceline.cli.size import parse_size
 from paceline.errors import InputError
@@ -284,7 +284,8 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
-def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path,))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
@@ -296,10 +297,14 @@ def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "GPU" not in dict(start_screen(loaded, "tiny", "http://x", key=None))
 
 
-def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["", "missing"])
+def test_a_machine_without_a_driver_says_nothing_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
     def missing() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path / device,))
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert gpu_names() == []
     assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", key=None))
