@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-aarch64 test-sanitize models-table lint clean
+.PHONY: help demo test test-slow test-aarch64 test-sanitize models-table benchmarks lint clean
 
 help:
 	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-aarch64  cross-compile the kernels for 64-bit ARM and run their tests in an emulator (about 5 minutes)"
 	@echo "make test-sanitize the kernels under the address, undefined behaviour and thread sanitizers (about 15 minutes)"
 	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
+	@echo "make benchmarks    measure against llama.cpp, OpenVINO and vLLM, and write the tables (an hour the first time)"
 	@echo "make lint          format and lint, changing files"
 	@echo "make clean         remove the environment and all build products"
 
@@ -65,6 +66,9 @@ test-sanitize: $(VENV)/installed-dev
 
 models-table: $(VENV)/installed-dev
 	$(BIN)/python -m tests.proof
+
+benchmarks: $(VENV)/installed
+	$(BIN)/python -m benchmarks --publish
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format

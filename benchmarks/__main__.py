@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.command import BenchmarkError
+from benchmarks.command import BenchmarkError, output
 from benchmarks.parts import PARTS
 from benchmarks.peers_home import Peers
 from benchmarks.report import full_report, replace_section, summary
@@ -30,9 +30,15 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
     try:
         results = _results(options)
-        _measure(options, results)
-        print(full_report(results))
-        print(f"\nvalues: {options.output}", file=sys.stderr)
+        finished = _measure(options, results)
+        if results.runs:
+            print(full_report(results))
+            print(f"\nvalues: {options.output}", file=sys.stderr)
+        if not finished:
+            print("interrupted: what was measured so far is kept, and nothing published", file=sys.stderr)
+            return 130
+        if not results.runs:
+            raise InputError(f"{options.output} holds nothing that was measured: give --rounds")
         if options.publish:
             _publish(results)
     except PacelineError as error:
@@ -72,11 +78,12 @@ def _results(options: argparse.Namespace) -> Results:
     return load_results(options.output)
 
 
-def _measure(options: argparse.Namespace, results: Results) -> None:
+def _measure(options: argparse.Namespace, results: Results) -> bool:
+    """False if it was interrupted."""
     peers = Peers(options.threads)
     turns = _selected(options, peers)
     if not options.rounds:
-        return
+        return True
     try:
         turns = _installed(turns, peers, results)
         results.runs.append(
@@ -86,12 +93,21 @@ def _measure(options: argparse.Namespace, results: Results) -> None:
                 started=datetime.now(UTC).isoformat(sep=" ", timespec="seconds"),
                 threads=options.threads,
                 environment=describe_environment(),
-                versions=peers.versions(),
+                versions={"Paceline": _commit(), **peers.versions()},
             )
         )
         take_turns(turns, options.rounds, results, options.output)
     except KeyboardInterrupt:
-        print("interrupted: what was measured so far is kept", file=sys.stderr)
+        return False
+    return True
+
+
+def _commit() -> str:
+    """Of this source; "-dirty" if files differ from it."""
+    try:
+        return output(["git", "-C", str(HERE), "describe", "--always", "--dirty"]).strip()
+    except BenchmarkError:
+        return "not in a git checkout"
 
 
 def _selected(options: argparse.Namespace, peers: Peers) -> list[Turn]:

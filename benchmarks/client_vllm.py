@@ -2,7 +2,7 @@
 
     client_vllm.py URL MODEL FOLDER    one JSON object per concurrency
 
-128 random tokens in, 64 out, greedy, three requests for each place (and at least five). In one process: importing vLLM
+128 random tokens in, 64 out, greedy, two requests for each place (and at least five). In one process: importing vLLM
 takes longer than the load.
 """
 
@@ -28,7 +28,7 @@ def arguments(url: str, model: str, tokenizer: str, concurrency: int) -> argpars
         "--dataset-name": "random",
         "--random-input-len": 128,
         "--random-output-len": 64,
-        "--num-prompts": max(3 * concurrency, 5),
+        "--num-prompts": max(2 * concurrency, 5),
         "--max-concurrency": concurrency,
         "--temperature": 0,
         "--seed": random.randrange(2**31),

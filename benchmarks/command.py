@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +18,41 @@ class BenchmarkError(PacelineError):
     """A contender, or a tool that measures it, did not work."""
 
 
-def output(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float | None = TURN_LIMIT_S
-) -> str:
+def output(command: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float = TURN_LIMIT_S) -> str:
     """What a program prints.
 
     Raises:
         BenchmarkError: it cannot be started, fails, or takes longer than ``timeout`` seconds.
     """
     try:
-        done = subprocess.run(
-            command, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=timeout, check=False
+        # A session of its own: what a script has started is ended with it.
+        process = subprocess.Popen(
+            command,
+            env=os.environ | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise BenchmarkError(f"{_named(command)}: {error}") from error
-    if done.returncode:
-        raise BenchmarkError(f"{_named(command)} failed with code {done.returncode}: {last_lines(done.stderr)}")
-    return done.stdout
+    with process:
+        try:
+            printed, complaints = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise BenchmarkError(f"{_named(command)} took longer than {timeout:.0f} s, and was ended") from None
+        finally:
+            end_session(process)
+    if process.returncode:
+        raise BenchmarkError(f"{_named(command)} failed with code {process.returncode}: {last_lines(complaints)}")
+    return printed
+
+
+def end_session(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that was started as the first of its session, and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def json_lines(command: Sequence[str], environment: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from paceline.models.spec import ModelWeights
 from paceline.options import EngineOptions
 
 PREFILL_TOKENS = 512
-PROMPT_TOKENS, NEW_TOKENS = 128, 64
+PROMPT_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class Model:
     catalog: str
     batches: tuple[int, ...]
     """Prompts at once whose decoding is measured."""
+    new_tokens: int = 64
+    """Steps of decoding that are measured."""
+    repeat: int = 3
+    """Prefill, and decode at batch 1, are measured so often within a turn, and the median counts."""
 
     @cached_property
     def path(self) -> Path:
@@ -73,5 +77,5 @@ class Model:
 
 
 SMOLLM2 = Model("smollm2", "smollm2-135m", (1, 8, 32))
-QWEN = Model("qwen2.5-coder", "qwen2.5-coder-1.5b", (1, 8))
+QWEN = Model("qwen2.5-coder", "qwen2.5-coder-1.5b", (1, 8), new_tokens=32, repeat=1)
 GEMMA = Model("gemma3", "gemma3-270m", (1, 8, 32))

@@ -9,13 +9,10 @@ from statistics import median
 from typing import Any, Protocol
 
 from benchmarks.command import json_lines, output
-from benchmarks.model import NEW_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, Model
+from benchmarks.model import PREFILL_TOKENS, PROMPT_TOKENS, Model
 from benchmarks.peers_home import Peers
 from benchmarks.results import OURS, Values
 from benchmarks.turn import Turn
-
-_REPEAT = 3
-"""What takes well under a second is measured so often within a turn, and the median counts."""
 
 
 class Contender(Protocol):
@@ -31,8 +28,8 @@ class Contender(Protocol):
     def decode(self, batches: Sequence[int], new_tokens: int) -> dict[int, float]:
         """Batch -> tokens/s of all its sequences together, over ``new_tokens`` steps."""
 
-    def prefill(self) -> float:
-        """Tokens/s of one prompt of PREFILL_TOKENS."""
+    def prefill(self, repeat: int) -> float:
+        """Tokens/s of one prompt of PREFILL_TOKENS, the median of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,8 @@ class OurEngine:
         cells = self._measure(PROMPT_TOKENS, new_tokens + 1, batches)
         return _medians((cell["batch"], cell["metrics"]["decode_tps"]["p50"]) for cell in cells)
 
-    def prefill(self) -> float:
-        cells = self._measure(PREFILL_TOKENS, 1, [1] * _REPEAT)
+    def prefill(self, repeat: int) -> float:
+        cells = self._measure(PREFILL_TOKENS, 1, [1] * repeat)
         return float(median(cell["metrics"]["prefill_tps"]["p50"] for cell in cells))
 
     def _measure(self, prompt: int, new: int, batches: Sequence[int]) -> list[dict[str, Any]]:
@@ -85,8 +82,8 @@ class PeerEngine:
         cells = json_lines(self.peers.command("decode", self.peer, self.file()), sizes)
         return _medians((cell["pl"], cell["speed_tg"]) for cell in cells)
 
-    def prefill(self) -> float:
-        sizes = self.peers.environment(prompt=PREFILL_TOKENS, repeat=_REPEAT)
+    def prefill(self, repeat: int) -> float:
+        sizes = self.peers.environment(prompt=PREFILL_TOKENS, repeat=repeat)
         (cell,) = json_lines(self.peers.command("prefill", self.peer, self.file()), sizes)
         return float(median(cell["samples_ts"]))
 
@@ -97,8 +94,8 @@ def offline_turn(contender: Contender, model: Model, label: str = "") -> Turn:
     names = {batch: f"{prefix} decode {batch}" for batch in model.batches}
 
     def run() -> Values:
-        speeds = contender.decode([1] * (_REPEAT - 1) + list(model.batches), NEW_TOKENS)
-        return {names[batch]: speeds[batch] for batch in names} | {f"{prefix} prefill": contender.prefill()}
+        speeds = contender.decode([1] * (model.repeat - 1) + list(model.batches), model.new_tokens)
+        return {names[batch]: speeds[batch] for batch in names} | {f"{prefix} prefill": contender.prefill(model.repeat)}
 
     return Turn(contender.engine, (*names.values(), f"{prefix} prefill"), run, contender.needs)
 

@@ -42,5 +42,5 @@ PARTS: Mapping[str, Callable[[Peers], list[Turn]]] = {
     "startup": lambda peers: startup_turns(SMOLLM2, peers),
     "busy": _busy,
     "avx2": _avx2,
-    "python": lambda _peers: [python_turn(SMOLLM2)],
+    "python": lambda peers: [python_turn(SMOLLM2, peers.threads)],
 }

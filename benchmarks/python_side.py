@@ -12,12 +12,17 @@ BATCHES = (1, 8, 32)
 _PROGRAM = Path(__file__).with_name("step_overhead.py")
 
 
-def python_turn(model: Model) -> Turn:
-    """Milliseconds of a step outside the executor."""
-    names = {batch: f"{model.name} python {batch}" for batch in BATCHES}
+def python_turn(model: Model, threads: int) -> Turn:
+    """Milliseconds of a step outside the executor, without HTTP and with a stream for each request."""
+    kinds = ("python", "python-http")
+    names = {batch: [f"{model.name} {kind} {batch}" for kind in kinds] for batch in BATCHES}
 
     def run() -> Values:
-        (figures,) = json_lines([sys.executable, str(_PROGRAM), str(model.path)])
-        return {name: figures[str(batch)]["python_us"] / 1000 for batch, name in names.items()}
+        (figures,) = json_lines([sys.executable, str(_PROGRAM), str(model.path), "--threads", str(threads)])
+        values: dict[str, float] = {}
+        for batch, (alone, served) in names.items():
+            values[alone] = figures[str(batch)]["python_us"] / 1000
+            values[served] = figures["http"][str(batch)]["python_us"] / 1000
+        return values
 
-    return Turn(OURS, tuple(names.values()), run)
+    return Turn(OURS, tuple(name for each in names.values() for name in each), run)

@@ -54,5 +54,5 @@ def _origin(results: Results) -> str:
     ]
     if last.versions:
         versions = "; ".join(f"{engine} ({version})" for engine, version in last.versions.items())
-        lines += ["", f"Peers: {versions}."]
+        lines += ["", f"{versions}."]
     return "\n".join(lines)

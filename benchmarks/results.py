@@ -24,7 +24,7 @@ class Run(msgspec.Struct, frozen=True):
     threads: int
     environment: dict[str, Any]
     versions: dict[str, str]
-    """Of the peers."""
+    """Of all engines: a commit of ours, releases of the peers."""
 
 
 class Results(msgspec.Struct):

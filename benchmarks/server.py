@@ -3,18 +3,16 @@
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Self
 
 import psutil
 
-from benchmarks.command import BenchmarkError, last_lines
+from benchmarks.command import BenchmarkError, end_session, last_lines
 
 SERVED_NAME = "bench"
 _START_LIMIT_S = 240
@@ -41,9 +39,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_session(self._process)
         self._log.close()
 
     @property

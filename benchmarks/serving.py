@@ -17,7 +17,7 @@ CONCURRENCIES = (1, 8, 32)
 LLAMA_SERVER = "llama-server Q4_0"
 _LLAMA_SLOTS, _LLAMA_CONTEXT = max(CONCURRENCIES), 2048
 _OUR_KV_BYTES = 256 << 20
-"""Room for 60 requests of this load, and less than its 123 requests fill, so that all of it has been written."""
+"""Room for 60 requests of this load, and less than its 85 requests fill, so that all of it has been written."""
 
 Start = Callable[[], Server]
 

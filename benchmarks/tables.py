@@ -20,6 +20,7 @@ _KINDS = {
     "busy-idle-speed": "tok/s",
     "busy-speed": "tok/s",
     "python": "ms",
+    "python-http": "ms",
 }
 """Units of the metrics, by the word of their name."""
 

@@ -16,7 +16,7 @@ class Turn:
     metrics: tuple[str, ...]
     """What it measures: the cells that stay empty if it fails."""
     run: Callable[[], Values]
-    """Raises PacelineError: it could not be measured."""
+    """Raises an exception: it could not be measured."""
     peers: tuple[str, ...] = ()
     """What ``peers install`` must have installed."""
 
@@ -35,9 +35,9 @@ def take_turns(turns: Sequence[Turn], rounds: int, results: Results, output: Pat
             try:
                 results.add(turn.engine, turn.run())
                 outcome = f"{monotonic() - start:.0f} s"
-            except PacelineError as error:
-                results.fail(turn.engine, turn.metrics, str(error))
-                outcome = str(error)
+            except Exception as error:  # also a program that prints other figures than it should
+                outcome = str(error) if isinstance(error, PacelineError) else repr(error)
+                results.fail(turn.engine, turn.metrics, outcome)
                 if not any(results.values.get(metric, {}).get(turn.engine) for metric in turn.metrics):
                     hopeless.add(place)
             results.save(output)

@@ -95,20 +95,27 @@ void Model::normalize_row(const Norm& norm, int token, int row, int member) {
 }
 
 // A linear layer's panels in units: whole ones, as many for every member, and the rest in twos, so that members finish
-// together. A whole unit is what a kernel's tile is wide, or more where there are very many.
+// together. A whole unit is what a kernel's tile is wide, or more where there are very many. Members that keep pace take
+// units in turn: each then goes through panels that lie one after another in memory.
 class Model::PanelUnits {
  public:
   PanelUnits(int panels, int members)
       : panels_(panels),
+        members_(members),
         step_(std::max(kMostTilePanels, panels / (32 * members) / kMostTilePanels * kMostTilePanels)),
-        whole_(panels / step_ / members * members) {}
+        turns_(panels / step_ / members) {}
 
-  int count() const { return whole_ + ceil_div(panels_ - whole_ * step_, 2); }
-  int begin(int unit) const { return unit <= whole_ ? unit * step_ : whole_ * step_ + 2 * (unit - whole_); }
-  int end(int unit) const { return std::min(begin(unit + 1), panels_); }
+  int count() const { return whole() + ceil_div(panels_ - whole() * step_, 2); }
+  int begin(int unit) const {
+    if (unit < whole()) return (unit % members_ * turns_ + unit / members_) * step_;
+    return whole() * step_ + 2 * (unit - whole());
+  }
+  int end(int unit) const { return unit < whole() ? begin(unit) + step_ : std::min(begin(unit) + 2, panels_); }
 
  private:
-  const int panels_, step_, whole_;
+  int whole() const { return turns_ * members_; }
+
+  const int panels_, members_, step_, turns_;
 };
 
 Model::PanelUnits Model::units(const Matrix& w) const { return PanelUnits(w.panels(), pool_.size()); }
