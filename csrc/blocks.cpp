@@ -29,7 +29,14 @@ void read_fields(const uint8_t* p, int n, int stretch, int bits, int up, uint8_t
 
 // The fifth bits of a block of 32: bit i belongs to element i.
 void read_fifth_bits(const uint8_t* p, uint8_t* codes) {
-  for (int i = 0; i < kGroup; ++i) codes[i] |= static_cast<uint8_t>((p[i / 8] >> i % 8 & 1) << 4);
+  for (int i = 0; i < kGroup; i += 4) {
+    // Copies 7 bits apart have bit j of the four where byte j begins.
+    const uint32_t spread = (p[i / 8] >> i % 8 & 15) * 0x00204081u & 0x01010101u;
+    uint32_t word;
+    std::memcpy(&word, codes + i, 4);
+    word |= spread << 4;
+    std::memcpy(codes + i, &word, 4);
+  }
 }
 
 // Eight scales and eight minima of 6 bits in 12 bytes (ggml-quants.c, get_scale_min_k4).
@@ -97,11 +104,13 @@ void read_nibbles(const uint8_t* p, bool affine, bool fifth, Block& block) {
     block.m = read_half(p);
     p += 2;
   }
-  if (fifth) {
-    read_fifth_bits(p, block.codes);
-    p += 4;
+  const uint8_t* fifth_bits = p;
+  if (fifth) p += 4;
+  for (int i = 0; i < kGroup / 2; ++i) {
+    block.codes[i] = p[i] & 15;
+    block.codes[kGroup / 2 + i] = p[i] >> 4;
   }
-  read_fields(p, kGroup, 16, 4, 0, block.codes);
+  if (fifth) read_fifth_bits(fifth_bits, block.codes);
 }
 
 [[noreturn]] void unknown(StoredType type) {

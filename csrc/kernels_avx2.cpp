@@ -3,11 +3,11 @@
 #define PACELINE_ISA_NAME "avx2"
 
 namespace paceline::avx2 {
-constexpr int kDirectRows = 4;   // rows and panels of a tile that reads packed weights
+constexpr int kDirectRows = 3;   // rows and panels of a tile that reads packed weights
 constexpr int kDirectPanels = 1;
-constexpr int kTileRows = 2;    // rows and panels of a tile that reads unpacked weights
-constexpr int kTilePanels = 2;
-constexpr int kUnpackFrom = 8;   // rows from which unpacking pays
+constexpr int kTileRows = 6;    // rows and panels of a tile that reads unpacked weights
+constexpr int kTilePanels = 1;
+constexpr int kUnpackFrom = 24;   // rows from which unpacking pays
 constexpr int kUnpackHalvesFrom = 8;  // the same for weights whose runs are half a group
 constexpr int kDenseTile = 6;    // rows x panels of a tile of float weights: its sums fill the registers
 constexpr int kDensePanels = 1;   // panels of such a tile where there are many rows

@@ -4,17 +4,16 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
-static constexpr int kStreams = 4;
+static constexpr int kStreams = 4;        // panels that one row reads side by side: memory has more to do at a time
 static constexpr int kAheadBytes = 2048;  // from the weights that are read to those that memory is asked for
 
 // What remains of a form once its codes are bytes and its scales floats.
 struct Arithmetic {
-  bool affine, wide;
+  bool affine;
+  int bits;         // of a code
   int runs, quads;  // runs in a group, quads in a run
 };
-static constexpr Arithmetic arithmetic(Form f) {
-  return {f.affine, f.bits == 8 || f.table, runs_per_group(f), f.run / 4};
-}
+static constexpr Arithmetic arithmetic(Form f) { return {f.affine, f.table ? 8 : f.bits, runs_per_group(f), f.run / 4}; }
 
 template <Arithmetic kA>
 inline int32_t code_sum(const Rows& x, size_t group, int run) {
@@ -23,8 +22,8 @@ inline int32_t code_sum(const Rows& x, size_t group, int run) {
 }
 // Symmetric weights start the integer sum at -zero * (sum of activation codes): exact, and no second product.
 template <Arithmetic kA>
-inline I32 dot_start(const Rows& x, size_t group, int run, int zero_point) {
-  return splat_int(kA.affine ? 0 : -zero_point * code_sum<kA>(x, group, run));
+inline int32_t dot_start(const Rows& x, size_t group, int run, int zero_point) {
+  return kA.affine ? 0 : -zero_point * code_sum<kA>(x, group, run);
 }
 template <Arithmetic kA>
 inline F32 add_run(F32 acc, I32 sum, const Rows& x, size_t group, int run, Scales s) {
@@ -78,21 +77,22 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Desti
           for (int line = -kHeader; line < code_bytes(kForm); line += 64) __builtin_prefetch(ahead + line);
       }
       const size_t group = static_cast<size_t>(row) * groups + first + g;  // of the first row
-      I32 sum[kRuns][kRows][kPanels];
+      Dots<kA.bits> sum[kRuns][kRows][kPanels];
       for (int run = 0; run < kRuns; ++run)
 #pragma GCC unroll 8  // here and below, or GCC keeps the sums in memory
         for (int r = 0; r < kRows; ++r)
-          for (int p = 0; p < kPanels; ++p) sum[run][r][p] = dot_start<kA>(x, group + r * groups, run, kForm.zero);
+          for (int p = 0; p < kPanels; ++p)
+            sum[run][r][p] = Dots<kA.bits>(dot_start<kA>(x, group + r * groups, run, kForm.zero));
       each<4>([&]<int kPair>() {
         Codes low[kPanels], high[kPanels];
         for (int p = 0; p < kPanels; ++p) load_pair<kForm, kPair>(codes + p * w.panel_bytes, low[p], high[p]);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           const int8_t* q = x.q + (group + r * groups) * kGroup + 4 * kPair;
-          const auto near = quad_for<kPanels>(q), far = quad_for<kPanels>(q + 16);
+          const Quad near = load_quad(q), far = load_quad(q + 16);
           for (int p = 0; p < kPanels; ++p) {
-            sum[0][r][p] = dot<kA.wide>(sum[0][r][p], low[p], near);
-            sum[kRuns - 1][r][p] = dot<kA.wide>(sum[kRuns - 1][r][p], high[p], far);
+            sum[0][r][p].add(low[p], near);
+            sum[kRuns - 1][r][p].add(high[p], far);
           }
         }
       });
@@ -100,8 +100,10 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Desti
         for (int p = 0; p < kPanels; ++p) {
           const Scales s = run_scales<kForm>(base[p], block + p * w.panel_bytes, g * kRuns + kRun);
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r)
-            acc[r][p] = add_run<kA>(acc[r][p], sum[kRun][r][p], x, group + r * groups, kRun, s);
+          for (int r = 0; r < kRows; ++r) {
+            const I32 total = sum[kRun][r][p].total(dot_start<kA>(x, group + r * groups, kRun, kForm.zero));
+            acc[r][p] = add_run<kA>(acc[r][p], total, x, group + r * groups, kRun, s);
+          }
         }
       });
     }
@@ -155,20 +157,23 @@ void unpacked_tile(const Unpacked& w, int zero_point, const Rows& x, int row, in
     size_t group[kRows];
     for (int r = 0; r < kRows; ++r) group[r] = static_cast<size_t>(row + r) * row_groups + first_group + g;
     each<kA.runs>([&]<int kRun>() {
-      I32 sum[kRows][kPanels];
+      Dots<kA.bits> sum[kRows][kPanels];
       for (int r = 0; r < kRows; ++r)
-        for (int p = 0; p < kPanels; ++p) sum[r][p] = dot_start<kA>(x, group[r], kRun, zero_point);
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = Dots<kA.bits>(dot_start<kA>(x, group[r], kRun, zero_point));
       for (int j = kRun * kA.quads; j < (kRun + 1) * kA.quads; ++j) {
         Codes u[kPanels];
         for (int p = 0; p < kPanels; ++p, codes += 64) u[p] = load_codes_once(codes);
         for (int r = 0; r < kRows; ++r) {
           const Quad quad = load_quad(x.q + group[r] * kGroup + 4 * j);
-          for (int p = 0; p < kPanels; ++p) sum[r][p] = dot<kA.wide>(sum[r][p], u[p], quad);
+          for (int p = 0; p < kPanels; ++p) sum[r][p].add(u[p], quad);
         }
       }
       for (int p = 0; p < kPanels; ++p, d += kPanel, m += kPanel) {
         const Scales s{load(d), kA.affine ? load(m) : zero()};
-        for (int r = 0; r < kRows; ++r) acc[r][p] = add_run<kA>(acc[r][p], sum[r][p], x, group[r], kRun, s);
+        for (int r = 0; r < kRows; ++r) {
+          const I32 total = sum[r][p].total(dot_start<kA>(x, group[r], kRun, zero_point));
+          acc[r][p] = add_run<kA>(acc[r][p], total, x, group[r], kRun, s);
+        }
       }
     });
   }

@@ -23,20 +23,22 @@ Form checked(StoredType type, int n, int k) {
   return form;
 }
 
-// Stores a group's codes as lane `lane`, into memory that is still zero. A quad is 32 bits: no field leaves its byte.
+// Stores a group's codes as lane `lane`. A quad is 32 bits: no field leaves its byte.
 void write_codes(const uint8_t* codes, Form form, int lane, uint8_t* to) {
+  uint32_t quads[8];
+  std::memcpy(quads, codes, sizeof quads);
   uint32_t* vectors = reinterpret_cast<uint32_t*>(to) + lane;
-  uint32_t* planes = vectors + 4 * kPanel;
-  for (int quad = 0; quad < 8; ++quad) {
-    uint32_t code;
-    std::memcpy(&code, codes + 4 * quad, 4);
-    if (form.bits == 8) {
-      vectors[quad * kPanel] = code;
-      continue;
-    }
-    vectors[quad % 4 * kPanel] |= (code & 0x0f0f0f0f) << (quad < 4 ? 0 : 4);
-    if (form.bits > 4) planes[plane_of(form, quad) * kPanel] |= (code >> 4 & 0x0f0f0f0f) << plane_bit(form, quad);
+  if (form.bits == 8) {
+    for (int quad = 0; quad < 8; ++quad) vectors[quad * kPanel] = quads[quad];
+    return;
   }
+  constexpr uint32_t kNibbles = 0x0f0f0f0f;
+  for (int i = 0; i < 4; ++i) vectors[i * kPanel] = (quads[i] & kNibbles) | (quads[i + 4] & kNibbles) << 4;
+  if (form.bits == 4) return;
+  uint32_t planes[2] = {};
+  for (int quad = 0; quad < 8; ++quad)
+    planes[plane_of(form, quad)] |= (quads[quad] >> 4 & kNibbles) << plane_bit(form, quad);
+  for (int p = 0; p < form.bits - 4; ++p) vectors[(4 + p) * kPanel] = planes[p];
 }
 
 void write_block(const Block& block, Form form, int lane, uint8_t* to) {
@@ -54,9 +56,10 @@ void write_block(const Block& block, Form form, int lane, uint8_t* to) {
     write_codes(block.codes + g * kGroup, form, lane, to + header_bytes(form) + g * code_bytes(form));
 }
 
-void write_floats(const uint8_t* row, int k, size_t element, int lane, uint8_t* to) {
-  for (int i = 0; i < k; ++i)
-    std::memcpy(to + (static_cast<size_t>(i) * kPanel + lane) * element, row + i * element, element);
+template <typename Bits>
+void write_floats(const uint8_t* row, int k, int lane, uint8_t* to) {
+  constexpr size_t kSize = sizeof(Bits);
+  for (int i = 0; i < k; ++i) std::memcpy(to + (size_t{kPanel} * i + lane) * kSize, row + i * kSize, kSize);
 }
 
 Block quantized_block(StoredType type, const uint8_t* stored, StoredType kept_as) {
@@ -70,7 +73,7 @@ void pack_panel(const Matrix& w, Form form, int panel, StoredType type, const ui
     const uint8_t* row = stored + static_cast<size_t>(panel * kPanel + lane) * row_bytes;
     uint8_t* to = w.data + static_cast<size_t>(panel) * w.panel_bytes;
     if (!is_quantized(form)) {
-      write_floats(row, w.k, form.bits / 8, lane, to);
+      (form.bits == 16 ? write_floats<uint16_t> : write_floats<uint32_t>)(row, w.k, lane, to);
       continue;
     }
     const int blocks = w.k / (kGroup * form.groups);

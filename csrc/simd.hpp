@@ -98,24 +98,20 @@ inline Codes look_up(const uint8_t* table, Codes code) {
   const __m512i values = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm512_shuffle_epi8(values, code.v)};
 }
-// acc + sum of four products with the activation quad at x; codes above 63 are wide. GCC does not fold the broadcast
-// into the instruction by itself, hence the asm.
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, const int8_t* x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(u.v), "m"(*reinterpret_cast<const int32_t*>(x)));
-  return acc;
-}
 struct Quad { __m512i v; };  // one activation quad in every lane
 inline Quad load_quad(const int8_t* x) { return {_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, Quad x) { return {_mm512_dpbusd_epi32(acc.v, u.v, x.v)}; }
-inline void store_int8(int8_t* p, F32 integral) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integral.v))); }
+// Sums of products of codes of kBits with a run of 16 or 32 activations, from `start` on.
+template <int kBits>
+struct Dots {
+  I32 sum;
 
-// How a quad is best given to the dots of so many panels.
-template <int kPanels>
-inline auto quad_for(const int8_t* x) {
-  if constexpr (kPanels == 1) return x;
-  else return load_quad(x);
+  Dots() = default;
+  explicit Dots(int32_t start) : sum(splat_int(start)) {}
+  void add(Codes u, Quad x) { sum.v = _mm512_dpbusd_epi32(sum.v, u.v, x.v); }
+  I32 total(int32_t) const { return sum; }
+};
+inline void store_int8(int8_t* p, F32 integral) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integral.v)));
 }
 
 #elif defined(__AVX2__)
@@ -212,26 +208,48 @@ inline Codes look_up(const uint8_t* table, Codes code) {
 }
 struct Quad { __m256i v; };
 inline Quad load_quad(const int8_t* x) { return {_mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x))}; }
-// vpmaddubsw saturates at 16 bits, which two products of codes above 128 can reach: wide codes go through as nibbles,
+inline __m256i dot_pairs(__m256i u, __m256i x) { return _mm256_maddubs_epi16(u, x); }
+inline __m256i add_pairs(__m256i acc, __m256i pairs) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// vpmaddubsw saturates at 16 bits, which two products of codes above 128 can reach: 8-bit codes go through as nibbles,
 // 16 * (high . x) + low . x, each far below the limit.
-inline __m256i dot_small(__m256i acc, __m256i u, __m256i x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1)));
-}
-template <bool kWide>
-inline __m256i dot_half(__m256i acc, __m256i u, __m256i x) {
-  if constexpr (!kWide) return dot_small(acc, u, x);
-  const __m256i mask = _mm256_set1_epi8(15);
-  const __m256i high = dot_small(_mm256_setzero_si256(), _mm256_and_si256(_mm256_srli_epi16(u, 4), mask), x);
-  return dot_small(_mm256_add_epi32(acc, _mm256_slli_epi32(high, 4)), _mm256_and_si256(u, mask), x);
-}
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, Quad x) {
-  return {dot_half<kWide>(acc.a, u.a, x.v), dot_half<kWide>(acc.b, u.b, x.v)};
-}
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
-template <int kPanels>
-inline Quad quad_for(const int8_t* x) { return load_quad(x); }
+template <int kBits>
+struct Dots {
+  I32 sum;
+
+  Dots() = default;
+  explicit Dots(int32_t start) : sum(splat_int(start)) {}
+  void add(Codes u, Quad x) {
+    sum.a = add_dot(sum.a, u.a, x.v);
+    sum.b = add_dot(sum.b, u.b, x.v);
+  }
+  I32 total(int32_t) const { return sum; }
+
+ private:
+  static __m256i add_dot(__m256i acc, __m256i u, __m256i x) {
+    if constexpr (kBits < 8) return add_pairs(acc, dot_pairs(u, x));
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i high = add_pairs(_mm256_setzero_si256(), dot_pairs(_mm256_and_si256(_mm256_srli_epi16(u, 4), mask), x));
+    return add_pairs(_mm256_add_epi32(acc, _mm256_slli_epi32(high, 4)), dot_pairs(_mm256_and_si256(u, mask), x));
+  }
+};
+// The eight quads of a run stay in 16 bits: 8 * 2 * 15 * 127 is 30480.
+template <>
+struct Dots<4> {
+  __m256i a, b;
+
+  Dots() = default;
+  explicit Dots(int32_t) : a(_mm256_setzero_si256()), b(_mm256_setzero_si256()) {}
+  void add(Codes u, Quad x) {
+    a = _mm256_add_epi16(a, dot_pairs(u.a, x.v));
+    b = _mm256_add_epi16(b, dot_pairs(u.b, x.v));
+  }
+  I32 total(int32_t start) const {
+    const __m256i from = _mm256_set1_epi32(start);
+    return {add_pairs(from, a), add_pairs(from, b)};
+  }
+};
 inline void store_int8(int8_t* p, F32 integral) {
   const __m256i words = _mm256_permute4x64_epi64(
       _mm256_packs_epi32(_mm256_cvtps_epi32(integral.a), _mm256_cvtps_epi32(integral.b)), 0xd8);
@@ -307,14 +325,18 @@ inline Codes look_up(const uint8_t* table, Codes code) {
 }
 struct Quad { int16_t v[4]; };
 inline Quad load_quad(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, Quad x) {
-  PACELINE_LANES(I32, acc.v[i] + u.v[4 * i] * x.v[0] + u.v[4 * i + 1] * x.v[1] + u.v[4 * i + 2] * x.v[2] + u.v[4 * i + 3] * x.v[3]);
-}
-template <bool kWide>
-inline I32 dot(I32 acc, Codes u, const int8_t* x) { return dot<kWide>(acc, u, load_quad(x)); }
-template <int kPanels>
-inline Quad quad_for(const int8_t* x) { return load_quad(x); }
+template <int kBits>
+struct Dots {
+  I32 sum;
+
+  Dots() = default;
+  explicit Dots(int32_t start) : sum(splat_int(start)) {}
+  void add(Codes u, Quad x) {
+    for (int i = 0; i < 16; ++i)
+      sum.v[i] += u.v[4 * i] * x.v[0] + u.v[4 * i + 1] * x.v[1] + u.v[4 * i + 2] * x.v[2] + u.v[4 * i + 3] * x.v[3];
+  }
+  I32 total(int32_t) const { return sum; }
+};
 inline void store_int8(int8_t* p, F32 integral) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integral.v[i]); }
 #undef PACELINE_LANES
 

@@ -28,6 +28,14 @@ class StandardFloats {
 
  private:
   const unsigned before_;
+#elif defined(__aarch64__)
+  StandardFloats() : before_(__builtin_aarch64_get_fpcr64()) { __builtin_aarch64_set_fpcr64(0); }
+  ~StandardFloats() { __builtin_aarch64_set_fpcr64(before_); }
+
+ private:
+  const uint64_t before_;
+#else
+  StandardFloats() {}
 #endif
 };
 

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from paceline.engine.engine import Engine
+from paceline.server.address import bind
 from paceline.server.app import create_app
-from paceline.server.listen import HttpServer, bind
+from paceline.server.listen import HttpServer
 from tests.server.fakes import ScriptedExecutor, tiny_model
 
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from paceline.errors import InputError
+from paceline.server.address import bind
 from paceline.server.app import create_app
-from paceline.server.listen import HttpServer, bind
+from paceline.server.listen import HttpServer
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.fakes import ScriptedExecutor, tiny_model, wait_until
 

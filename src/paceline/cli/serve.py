@@ -1,6 +1,7 @@
 """``paceline serve``: a model behind HTTP."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -70,8 +71,7 @@ def serve(
     from paceline.cli.size import parse_context, parse_size
     from paceline.loading import load_model
     from paceline.options import EngineOptions
-    from paceline.server.app import create_app
-    from paceline.server.listen import HttpServer, bind
+    from paceline.server.address import bind
 
     _configure_logging()
     keys = _usable_keys(api_key)
@@ -90,8 +90,11 @@ def serve(
     )
     # Before the model is loaded: a port that is taken is told at once.
     with bind(host, port) as listener:
-        with pull_progress() as progress:
+        with _made_to_stay(), pull_progress() as progress:
+            _import_meanwhile("paceline.server.app", "paceline.server.listen")
             loaded = load_model(model, options=options, progress=progress)
+            from paceline.server.app import create_app
+            from paceline.server.listen import HttpServer
         try:
             names = served_model_name or [loaded.name]
             app = create_app(
@@ -109,6 +112,32 @@ def serve(
         finally:
             loaded.close()
     _tell_end(server)
+
+
+@contextmanager
+def _made_to_stay() -> Iterator[None]:
+    """Exempt what is made in the block from garbage collection, now and for good: a search through all of the server's
+    modules and the vocabulary finds nothing, and halts every stream meanwhile."""
+    import gc
+
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_meanwhile(*modules: str) -> None:
+    """Import on another thread: the weights are packed without the interpreter's lock."""
+    from importlib import import_module
+    from threading import Thread
+
+    def import_all() -> None:
+        for module in modules:
+            import_module(module)
+
+    Thread(target=import_all, name="paceline-imports", daemon=True).start()
 
 
 def _usable_keys(given: list[str] | None) -> list[str]:

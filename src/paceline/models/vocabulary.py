@@ -83,6 +83,14 @@ class Vocabulary:
             return bytes.fromhex(self.tokens[token_id][3:5])
         return self.tokens[token_id].encode() if kind == TokenType.USER_DEFINED else b""
 
+    def longest_token(self) -> int:
+        """In bytes."""
+        longest = max(range(len(self.tokens)), key=lambda token_id: len(self.tokens[token_id]))
+        found = len(self.token_text_bytes(longest))
+        # A character is at most 4 bytes: few others can have more.
+        others = [token_id for token_id, token in enumerate(self.tokens) if 4 * len(token) > found]
+        return max((len(self.token_text_bytes(token_id)) for token_id in others), default=found)
+
     def token_text_bytes(self, token_id: int) -> bytes:
         """As ``token_bytes``, but a control token gives its text."""
         if 0 <= token_id < len(self.tokens) and self.types[token_id] in _SPECIAL:
@@ -116,7 +124,7 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
         pre=_pre(metadata, tokens) if kind == "gpt2" else "",
         tokens=tokens,
         types=types,
-        merges=[_merge(line) for line in _strings(metadata, "tokenizer.ggml.merges")] if kind == "gpt2" else [],
+        merges=_merges(_strings(metadata, "tokenizer.ggml.merges")) if kind == "gpt2" else [],
         scores=_scores(metadata, len(tokens)) if kind == "llama" else None,
         bos_id=named("bos"),
         eos_id=ends[0],
@@ -188,11 +196,12 @@ def _token_types(metadata: Mapping[str, MetadataValue], tokens: list[str]) -> li
     unknown = np.setdiff1d(value, list(TokenType))
     if unknown.size:
         raise ModelFileError(f"{key} holds {unknown[0]}; token types are 1 to {max(TokenType)}")
+    for token_id in np.flatnonzero(value == TokenType.BYTE).tolist():
+        if not _BYTE_TOKEN.fullmatch(tokens[token_id]):
+            raise ModelFileError(f"{key} calls {tokens[token_id]!r} a byte; bytes are written <0x00> to <0xFF>")
     types: list[int] = value.tolist()
-    for token, type_ in zip(tokens, types, strict=True):
-        if type_ == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(token):
-            raise ModelFileError(f"{key} calls {token!r} a byte; bytes are written <0x00> to <0xFF>")
-    return [TokenType.CONTROL if token in _TURN_TOKENS else type_ for token, type_ in zip(tokens, types, strict=True)]
+    control = int(TokenType.CONTROL)
+    return [control if token in _TURN_TOKENS else type_ for token, type_ in zip(tokens, types, strict=True)]
 
 
 def _scores(metadata: Mapping[str, MetadataValue], num_tokens: int) -> NDArray[np.float32]:
@@ -215,11 +224,12 @@ def _token_id(metadata: Mapping[str, MetadataValue], name: str, num_tokens: int,
     return value
 
 
-def _merge(line: str) -> tuple[str, str]:
-    left, space, right = line.partition(" ")
-    if not (left and space and right):
-        raise ModelFileError(f"tokenizer.ggml.merges holds {line!r}, which is not two tokens with a space between")
-    return left, right
+def _merges(lines: list[str]) -> list[tuple[str, str]]:
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    for line, (left, right) in zip(lines, merges, strict=True):
+        if not (left and right):
+            raise ModelFileError(f"tokenizer.ggml.merges holds {line!r}, which is not two tokens with a space between")
+    return merges
 
 
 def _byte_alphabet() -> dict[int, str]:

@@ -50,7 +50,7 @@ def create_app(
     app.include_router(openai_routes(service))
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health")
+    @app.get("/health", response_model=None)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

@@ -47,11 +47,11 @@ def openai_routes(service: Service) -> APIRouter:
         prompt = await service.encode_chat(messages, request.chat_template_kwargs or {})
         return await _answer(service, http, request, params, ChatChoice, name, [prompt], arrived)
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", response_model=None)
     async def models() -> Payload:
         return {"object": "list", "data": [model_card(name) for name in service.served_names]}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Payload:
         return model_card(service.served_name(name))
 

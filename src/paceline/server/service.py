@@ -11,7 +11,6 @@ from paceline.errors import InputError
 from paceline.models.chat import no_template_error
 from paceline.models.control_tokens import strings
 from paceline.models.conversation import Message, with_default_system
-from paceline.models.vocabulary import Vocabulary
 from paceline.server.dispatch import Dispatcher
 from paceline.server.errors import ApiError
 from paceline.server.metrics import ServerMetrics
@@ -39,7 +38,7 @@ class Service:
         self.default_sampling = default_sampling
         self.metrics = ServerMetrics(model.engine, self.served_names[0])
         self.dispatcher = Dispatcher(model.engine, self.metrics)
-        self._longest_token = _longest_token(model.tokenizer.vocabulary)
+        self._longest_token = model.tokenizer.vocabulary.longest_token()
         self._tokenizer_threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="paceline-tokenizer")
 
     async def stop(self) -> None:
@@ -123,11 +122,6 @@ class Service:
                 param=param,
                 code="context_length_exceeded",
             )
-
-
-def _longest_token(vocabulary: Vocabulary) -> int:
-    """In bytes."""
-    return max(len(vocabulary.token_text_bytes(token_id)) for token_id in range(len(vocabulary.tokens)))
 
 
 def new_id(prefix: str) -> str:
