@@ -31,7 +31,7 @@ def arguments(url: str, model: str, tokenizer: str, concurrency: int) -> argpars
         "--num-prompts": max(2 * concurrency, 5),
         "--max-concurrency": concurrency,
         "--temperature": 0,
-        # A server may close a connection that was idle for some seconds, as llama-server does, just when it is used again.
+        # llama-server closes connections that were idle for some seconds, also just when one is used again.
         "--header": "Connection=close",
         "--seed": random.randrange(2**31),
     }
