@@ -31,10 +31,12 @@ def arguments(url: str, model: str, tokenizer: str, concurrency: int) -> argpars
         "--num-prompts": max(2 * concurrency, 5),
         "--max-concurrency": concurrency,
         "--temperature": 0,
+        # llama-server closes connections that were idle for some seconds, also just when one is used again.
+        "--header": "Connection=close",
         "--seed": random.randrange(2**31),
     }
     words = [str(word) for option in options.items() for word in option]
-    return parser.parse_args([*words, "--ignore-eos", "--disable-tqdm"])
+    return parser.parse_args([*words, "--ignore-eos", "--disable-tqdm", "--save-detailed"])
 
 
 for size in map(int, os.environ.get("PEERS_CONCURRENCY", "1,8,32").split(",")):
@@ -43,4 +45,6 @@ for size in map(int, os.environ.get("PEERS_CONCURRENCY", "1,8,32").split(",")):
     figures = {
         name: result[name] for name in ("completed", "failed", "output_throughput", "median_ttft_ms", "median_tpot_ms")
     }
-    print(json.dumps({"concurrency": size, **figures}), flush=True)
+    # Some are tracebacks, whose last line has the reason.
+    reasons = sorted({error.strip().splitlines()[-1] for error in result["errors"] if error.strip()})
+    print(json.dumps({"concurrency": size, **figures, "reasons": reasons}), flush=True)

@@ -109,5 +109,6 @@ def _output_speeds(server: Server, names: dict[int, str], folder: Path, peers: P
     )
     failed = sum(cell["failed"] for cell in cells)
     if failed:
-        raise BenchmarkError(f"{failed} requests failed")
+        reasons = dict.fromkeys(reason for cell in cells for reason in cell["reasons"])
+        raise BenchmarkError(f"{failed} requests failed: {'; '.join(reasons) or 'no reason given'}")
     return {names[cell["concurrency"]]: cell["output_throughput"] for cell in cells}
