@@ -21,7 +21,7 @@ help:
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "Paceline builds its kernels with a C++20 compiler, and none was found. Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++)." >&2; exit 2; }
-	@echo "Setting up $(VENV) and building the kernels: about a minute, once"
+	@echo "Setting up $(VENV) and building the kernels: two or three minutes, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
