@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-sanitize models-table benchmarks lint clean
+.PHONY: help demo test test-slow test-aarch64 test-sanitize models-table benchmarks lint clean
 
 help:
 	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
 	@echo "make test          lint, types and tests (what CI runs)"
 	@echo "make test-slow     the tests that take minutes"
+	@echo "make test-aarch64  cross-compile the kernels for 64-bit ARM and run their tests in an emulator (about 5 minutes)"
 	@echo "make test-sanitize the kernels under the address, undefined behaviour and thread sanitizers (about 15 minutes)"
 	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
 	@echo "make benchmarks    measure against llama.cpp, OpenVINO and vLLM, and write the tables (an hour the first time)"
@@ -32,6 +33,9 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --group oracles
 	@touch $@
 
+# Where pip has just built the module: its objects are those of the C++ tests.
+MODULE_BUILD = $(shell ls -td build/cp* | head -n 1)
+
 demo: $(VENV)/installed
 	$(BIN)/paceline demo
 
@@ -40,10 +44,21 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/cmake --build $(MODULE_BUILD) --target native_tests
+	$(MODULE_BUILD)/native_tests
 	$(BIN)/pytest
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
+
+test-aarch64: $(VENV)/installed
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
+	  { echo "This needs a cross-compiler and an emulator, aarch64-linux-gnu-g++ and qemu-aarch64. Install them (Debian, Ubuntu: apt install g++-aarch64-linux-gnu qemu-user)." >&2; exit 2; }
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  -DPACELINE_MODULE=OFF
+	$(BIN)/cmake --build build/aarch64 --target native_tests
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/native_tests
 
 test-sanitize: $(VENV)/installed-dev
 	tests/sanitize $(BIN)/python address

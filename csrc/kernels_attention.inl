@@ -68,7 +68,7 @@ struct Attention {
       __builtin_prefetch(keys + at * kv_element_bytes(kType) + ahead);
       F32 k[kScoreVectors];
       for (int v = 0; v < kScoreVectors; ++v) k[v] = load_kv<kType>(keys, at + 16 * v);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int i = 0; i < kQueries; ++i) {
         const F32 q = splat(query[i][d]);
         for (int v = 0; v < kScoreVectors; ++v) acc[i][v] = fma(q, k[v], acc[i][v]);
@@ -84,19 +84,19 @@ struct Attention {
   void score_tokens(int token, int slot, int at, ptrdiff_t ahead) {
     const uint8_t* keys = kv.k + block(token);
     F32 acc[kQueries][kScoreVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kQueries; ++i)
       for (int v = 0; v < kScoreVectors; ++v) acc[i][v] = zero();
     if constexpr (kType == KVType::kInt8) {
       for (int d = 0; d < kv.head_dim; d += kKVGroup) {
         F32 part[kQueries][kScoreVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int i = 0; i < kQueries; ++i)
           for (int v = 0; v < kScoreVectors; ++v) part[i][v] = zero();
         dot_keys(keys, slot, d, d + kKVGroup < kv.head_dim ? d + kKVGroup : kv.head_dim, ahead, part);
         for (int v = 0; v < kScoreVectors; ++v) {
           const F32 scale = load_half(scales(kv.k_scale, token, d) + slot + 16 * v);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
           for (int i = 0; i < kQueries; ++i) acc[i][v] = fma(part[i][v], scale, acc[i][v]);
         }
       }
@@ -105,7 +105,7 @@ struct Attention {
     }
     const F32 scale = splat(tile.scale), hidden = splat(-__builtin_inff());
     const bool all_visible = first[kQueries - 1] <= token && token + kBlockTokens - 1 <= last[0];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kQueries; ++i) {
       for (int v = 0; v < kScoreVectors; ++v) {
         F32 score = mul(acc[i][v], scale);
@@ -176,7 +176,7 @@ struct Attention {
         __builtin_prefetch(values + at * kv_element_bytes(kType) + next);
         F32 v[kVectors];
         for (int half = 0; half < kVectors; ++half) v[half] = load_kv<kType>(values, at + 16 * half);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int i = 0; i < kQueries; ++i) {
           if (kRagged && (token + j < first[i] || token + j > last[i])) continue;
           const F32 weight = splat(kType == KVType::kInt8 ? weights[i][t + j] * scale[slot + j] : weights[i][t + j]);
@@ -190,7 +190,7 @@ struct Attention {
   template <int kVectors>
   void add_values(int begin, int tokens, int d) {
     F32 acc[kQueries][kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kQueries; ++i)
       for (int half = 0; half < kVectors; ++half) acc[i][half] = zero();
     // Later queries begin and end later: what all see lies between the last one's first token and the first one's last.
@@ -204,7 +204,7 @@ struct Attention {
     } else {
       add_tokens<kVectors, true>(begin, lowest, tokens, d, acc);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kQueries; ++i) {
       if (!sees_partition(i, begin)) continue;
       for (int half = 0; half < kVectors; ++half) {

@@ -5,6 +5,8 @@
 namespace paceline::avx2 {
 constexpr int kDirectRows = 3;   // rows and panels of a tile that reads packed weights
 constexpr int kDirectPanels = 1;
+constexpr int kStreams = 4;      // panels that one row reads side by side: memory has more to do at a time
+constexpr int kUnroll = 16;      // of loops over rows or queries, so that their sums are registers
 constexpr int kTileRows = 6;    // rows and panels of a tile that reads unpacked weights
 constexpr int kTilePanels = 1;
 constexpr int kUnpackFrom = 24;   // rows from which unpacking pays

@@ -5,6 +5,8 @@
 namespace paceline::avx512 {
 constexpr int kDirectRows = 6;   // rows and panels of a tile that reads packed weights
 constexpr int kDirectPanels = 2;
+constexpr int kStreams = 4;      // panels that one row reads side by side: memory has more to do at a time
+constexpr int kUnroll = 16;      // of loops over rows or queries, so that their sums are registers
 constexpr int kTileRows = 3;    // rows and panels of a tile that reads unpacked weights
 constexpr int kTilePanels = 4;
 constexpr int kUnpackFrom = 64;   // rows from which unpacking pays

@@ -4,7 +4,6 @@
 //   acc = fma(float(integer dot) * scale, d, acc);  affine: acc = fma(sum, m, acc)
 // in every variant below, so the tile shape never shows in the bits.
 
-static constexpr int kStreams = 4;        // panels that one row reads side by side: memory has more to do at a time
 static constexpr int kAheadBytes = 2048;  // from the weights that are read to those that memory is asked for
 
 // What remains of a form once its codes are bytes and its scales floats.
@@ -52,10 +51,10 @@ inline void put(const F32 (&acc)[kRows][kPanels], const Destination& to) {
   }
 }
 
-// Few rows: groups are unpacked in registers and met by all rows at once. Where kAhead, memory is asked for the lines of a
-// few groups ahead, at a panel's end for those of the next panels.
-template <Form kForm, int kPanels, int kRows, bool kAhead>
-void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Destination& to) {
+// Few rows: groups are unpacked in registers and met by all rows at once. With `fetch`, memory is asked for the lines of
+// a few groups ahead, at a panel's end for those of the next panels.
+template <Form kForm, int kPanels, int kRows>
+void direct_tile(const Matrix& w, const Rows& x, int row, int panel, bool fetch, const Destination& to) {
   constexpr int kRuns = runs_per_group(kForm);
   constexpr Arithmetic kA = arithmetic(kForm);
   const int groups = w.k / kGroup;
@@ -70,7 +69,7 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Desti
     for (int p = 0; p < kPanels; ++p) base[p] = block_scales<kForm>(block + p * w.panel_bytes);
     for (int g = 0; g < kForm.groups; ++g) {
       const uint8_t* codes = block + header_bytes(kForm) + g * code_bytes(kForm);
-      if constexpr (kAhead) {
+      if (fetch) {
         constexpr int kHeader = kForm.groups == 1 ? header_bytes(kForm) : 0;
         const uint8_t* ahead = codes + kAheadBytes + (at + kAheadBytes < w.panel_bytes ? 0 : (kPanels - 1) * w.panel_bytes);
         for (int p = 0; p < kPanels; ++p, ahead += w.panel_bytes)
@@ -79,14 +78,14 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Desti
       const size_t group = static_cast<size_t>(row) * groups + first + g;  // of the first row
       Dots<kA.bits> sum[kRuns][kRows][kPanels];
       for (int run = 0; run < kRuns; ++run)
-#pragma GCC unroll 8  // here and below, or GCC keeps the sums in memory
+#pragma GCC unroll kUnroll  // here and below, or GCC keeps the sums in memory
         for (int r = 0; r < kRows; ++r)
           for (int p = 0; p < kPanels; ++p)
             sum[run][r][p] = Dots<kA.bits>(dot_start<kA>(x, group + r * groups, run, kForm.zero));
       each<4>([&]<int kPair>() {
         Codes low[kPanels], high[kPanels];
         for (int p = 0; p < kPanels; ++p) load_pair<kForm, kPair>(codes + p * w.panel_bytes, low[p], high[p]);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
         for (int r = 0; r < kRows; ++r) {
           const int8_t* q = x.q + (group + r * groups) * kGroup + 4 * kPair;
           const Quad near = load_quad(q), far = load_quad(q + 16);
@@ -99,7 +98,7 @@ void direct_tile(const Matrix& w, const Rows& x, int row, int panel, const Desti
       each<kRuns>([&]<int kRun>() {
         for (int p = 0; p < kPanels; ++p) {
           const Scales s = run_scales<kForm>(base[p], block + p * w.panel_bytes, g * kRuns + kRun);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
           for (int r = 0; r < kRows; ++r) {
             const I32 total = sum[kRun][r][p].total(dot_start<kA>(x, group + r * groups, kRun, kForm.zero));
             acc[r][p] = add_run<kA>(acc[r][p], total, x, group + r * groups, kRun, s);
@@ -194,12 +193,9 @@ inline void in_tiles(int count, Tile tile) {
 template <Form kForm, int kPanels>
 void linear_direct(const Matrix& w, const Rows& x, int first_row, int num_rows, int panel, float* out,
                    ptrdiff_t out_stride, bool accumulate) {
-  constexpr int kMostRows = kDirectRows / runs_per_group(kForm);  // each run has its sums
-  if (num_rows == 1) return direct_tile<kForm, kPanels, 1, true>(w, x, first_row, panel, {out, out_stride, accumulate});
+  constexpr int kMostRows = kDirectRows > 1 ? kDirectRows / runs_per_group(kForm) : 1;  // each run has its sums
   in_tiles<kMostRows>(num_rows, [&]<int kRows>(int r) {
-    const Destination to{out + r * out_stride, out_stride, accumulate};
-    if (r == 0) direct_tile<kForm, kPanels, kRows, true>(w, x, first_row, panel, to);
-    else direct_tile<kForm, kPanels, kRows, false>(w, x, first_row + r, panel, to);
+    direct_tile<kForm, kPanels, kRows>(w, x, first_row + r, panel, r == 0, {out + r * out_stride, out_stride, accumulate});
   });
 }
 
@@ -234,7 +230,7 @@ void linear_quantized(const Matrix& w, const Rows& x, int first_row, int num_row
   const int panels = last_panel - first_panel;
   if (num_rows == 1) {
     in_tiles<kStreams>(panels, [&]<int kPanels>(int p) {
-      linear_direct<kForm, kPanels>(w, x, first_row, 1, first_panel + p, out + p * kPanel, out_stride, accumulate);
+      direct_tile<kForm, kPanels, 1>(w, x, first_row, first_panel + p, true, {out + p * kPanel, out_stride, accumulate});
     });
   } else if (num_rows < (runs_per_group(kForm) == 1 ? kUnpackFrom : kUnpackHalvesFrom)) {
     in_tiles<kDirectPanels>(panels, [&]<int kPanels>(int p) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -88,6 +89,8 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape
   nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner));
 }
+
+using StoredMatrix = std::tuple<std::string, int, int, int, int, Array<uint8_t>, int>;
 
 // `layers` are (index into ropes or -1, window or 0); `ropes` are (frequencies, magnitude).
 void construct(Model* self, int vocab_size, int hidden, int heads, int kv_heads, int head_dim, int intermediate,
@@ -234,14 +237,15 @@ NB_MODULE(_native, m) {
            "parallel_residual"_a, "activation"_a, "num_blocks"_a, "max_positions"_a, "max_tokens"_a, "threads"_a,
            "kv_type"_a, "isa"_a = "")
       .def(
-          "set_matrix",
-          [](Model& self, const std::string& name, int layer, int type, int n, int k, Array<uint8_t> stored,
-             int kept_as) {
+          "set_matrices",
+          [](Model& self, const std::vector<StoredMatrix>& matrices) {
+            // Released once for all: with another thread at work each return of the lock may take 5 ms.
             nb::gil_scoped_release release;
-            self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size(),
-                            static_cast<StoredType>(kept_as));
+            for (const auto& [name, layer, type, n, k, stored, kept_as] : matrices)
+              self.set_matrix(name, layer, static_cast<StoredType>(type), n, k, stored.data(), stored.size(),
+                              static_cast<StoredType>(kept_as));
           },
-          "name"_a, "layer"_a, "type"_a, "n"_a, "k"_a, "stored"_a, "kept_as"_a)
+          "matrices"_a, "Packs matrices, each given as (name, layer, type, n, k, stored, kept_as).")
       .def(
           "set_norm",
           [](Model& self, const std::string& name, int layer, Array<float> values) {

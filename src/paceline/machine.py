@@ -5,32 +5,27 @@ from math import ceil
 from pathlib import Path
 
 import psutil
-import pynvml
 
+from paceline import cgroup
 from paceline.errors import InputError
 
-_CGROUP = Path("/sys/fs/cgroup")
-"""Version 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html); inside a container its own limits stand here."""
+_NVIDIA_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""One of them is there where NVIDIA's driver is: on Linux, and in Windows' subsystem for Linux."""
 
 
 def usable_cores() -> int:
-    """Cores the scheduler grants us, at least 1: CPU affinity and cgroup quota, whichever is less."""
-    cores = len(os.sched_getaffinity(0))
-    quota, _, period = _read("cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, ceil(int(quota) / int(period)))
-    return max(cores, 1)
+    """Cores the scheduler grants us, at least 1: CPU affinity and cgroup quota, whichever is less.
+
+    Part of a core counts as one: 2 threads make use of 1.5 cores, 1 does not.
+    """
+    cores, quota = len(os.sched_getaffinity(0)), cgroup.cpu_quota()
+    return max(cores if quota is None else min(cores, ceil(quota)), 1)
 
 
 def free_memory() -> int:
     """Bytes that can still be taken without swapping: of the machine, and of the cgroup's limit if it has one."""
-    free = int(psutil.virtual_memory().available)
-    limit, used = _read("memory.max"), _read("memory.current")
-    if limit.isdigit() and used.isdigit():
-        # The page cache is counted as used, but the kernel gives it back on demand.
-        statistics = dict(line.split() for line in _read("memory.stat").splitlines())
-        free = min(free, int(limit) - int(used) + int(statistics.get("inactive_file", 0)))
-    return max(free, 0)
+    free, unused = int(psutil.virtual_memory().available), cgroup.unused_memory()
+    return max(free if unused is None else min(free, unused), 0)
 
 
 def free_gpu_memory(number: int) -> int:
@@ -39,6 +34,8 @@ def free_gpu_memory(number: int) -> int:
     Raises:
         InputError: NVIDIA's driver shows no such GPU.
     """
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(number)).free)
@@ -48,16 +45,13 @@ def free_gpu_memory(number: int) -> int:
 
 def gpu_names() -> list[str]:
     """The GPUs that NVIDIA's driver shows; none without a driver."""
+    if not any(device.exists() for device in _NVIDIA_DEVICES):
+        return []
+    import pynvml  # not at the top: it takes long, and every server starts by asking
+
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
         return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     except pynvml.NVMLError:
         return []
-
-
-def _read(name: str) -> str:
-    try:
-        return (_CGROUP / name).read_text().strip()
-    except OSError:
-        return ""

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import io
 import os
 import pty
@@ -22,8 +23,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline import loading
-from paceline.cli.serve import announce, serve, start_screen
+from paceline import loading, machine
+from paceline.cli.serve import _made_to_stay, announce, serve, start_screen
 from paceline.cli.size import parse_size
 from paceline.errors import InputError
 from paceline.machine import gpu_names
@@ -283,7 +284,8 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
-def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path,))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
@@ -295,10 +297,14 @@ def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "GPU" not in dict(start_screen(loaded, "tiny", "http://x", key=None))
 
 
-def test_a_machine_without_a_driver_says_nothing_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["", "missing"])
+def test_a_machine_without_a_driver_says_nothing_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
     def missing() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path / device,))
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert gpu_names() == []
     assert "GPU" not in dict(start_screen(tiny_model(), "tiny", "http://x", key=None))
@@ -354,3 +360,23 @@ def test_the_help_states_the_defaults() -> None:
     text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
     assert "Default: the model's own context" in text
     assert "a quarter of the free memory, at most what --max-num-seqs full contexts need" in text
+
+
+def test_the_port_is_bound_before_the_server_is_imported() -> None:
+    """So that a port that is taken is told at once."""
+    code = (
+        "import sys, paceline.server.address\n"
+        "heavy = {'fastapi', 'uvicorn', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_what_is_loaded_is_never_searched_for_garbage() -> None:
+    frozen = gc.get_freeze_count()
+    with _made_to_stay():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= frozen + len(kept)
+    gc.unfreeze()

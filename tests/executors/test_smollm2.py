@@ -1,6 +1,5 @@
 """The real model on the native executor, against transformers on the same dequantized weights."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,72 +180,3 @@ def test_logits_are_those_of_the_float64_model(
         expected = log_softmax(reference_logits(model_weights(file), ids))
     got = log_softmax(teacher_forced(executor, ids, list(range(63))))
     assert (np.exp(expected) * (expected - got)).sum(-1).mean() <= 0.01
-
-
-@pytest.fixture(scope="module")
-def long_ids(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(TEXT * 8)[:400]
-
-
-@pytest.fixture(scope="module")
-def alone(executor: NativeExecutor, long_ids: list[int]) -> np.ndarray:
-    return executor.logits(make_batch([Sequence(long_ids, list(range(13)))]))[0]
-
-
-@pytest.mark.parametrize("chunk", [1, 33, 256])
-def test_bits_do_not_depend_on_chunks(
-    executor: NativeExecutor, long_ids: list[int], alone: np.ndarray, chunk: int
-) -> None:
-    table = list(range(100, 113))
-    for start in range(0, 400, chunk):
-        last = executor.logits(make_batch([Sequence(long_ids[start : start + chunk], table, start)]))[0]
-    np.testing.assert_array_equal(last, alone)
-
-
-def test_bits_do_not_depend_on_company(executor: NativeExecutor, long_ids: list[int], alone: np.ndarray) -> None:
-    table = list(range(20, 33))
-    executor.execute(make_batch([Sequence(long_ids[:-1], table)]))
-    company = [Sequence([17 + i] * (1 + i % 3), [40 + i], 0) for i in range(31)]
-    batch = make_batch([*company[:16], Sequence(long_ids[-1:], table, 399), *company[16:]])
-    np.testing.assert_array_equal(executor.logits(batch)[16], alone)
-
-
-def test_bits_do_not_depend_on_threads(smollm2_path: Path, long_ids: list[int], alone: np.ndarray) -> None:
-    for threads in (1, 3):
-        with read_gguf(smollm2_path) as file:
-            model = NativeExecutor(model_weights(file), num_blocks=16, max_model_len=512, threads=threads)
-        np.testing.assert_array_equal(model.logits(make_batch([Sequence(long_ids, list(range(13)))]))[0], alone)
-        model.close()
-
-
-@pytest.fixture(scope="module")
-def sampled_alone(smollm2_path: Path) -> Iterator[list[tuple[int, ...]]]:
-    with LLM(str(smollm2_path), max_model_len=512, enable_prefix_caching=False) as llm:
-        yield [
-            llm.generate(prompt, params(i), use_tqdm=False)[0].outputs[0].token_ids for i, prompt in enumerate(PROMPTS)
-        ]
-
-
-def params(i: int) -> SamplingParams:
-    return SamplingParams(temperature=0.9, seed=i, max_tokens=20 + 3 * i, ignore_eos=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_num_batched_tokens": 24, "max_num_seqs": 20},
-        # A pool for three contexts: preemption again and again
-        {"max_model_len": 96, "kv_memory": 9 * 737280},
-    ],
-    ids=["batched", "tiny-chunks", "tiny-pool"],
-)
-def test_an_answer_is_the_same_whatever_the_engine_went_through(
-    smollm2_path: Path, sampled_alone: list[tuple[int, ...]], options: dict[str, int]
-) -> None:
-    with LLM(str(smollm2_path), **({"max_model_len": 512} | options)) as llm:
-        for _round in range(2):  # the second one finds the prompts in the prefix cache
-            results = llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))], use_tqdm=False)
-            assert [result.outputs[0].token_ids for result in results] == sampled_alone
-        if "kv_memory" in options:
-            assert llm.model.engine.stats().preemptions > 0

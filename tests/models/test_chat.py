@@ -1,4 +1,3 @@
-import dataclasses
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,8 @@ def test_look_alikes_in_other_variables_stay_text(tokenizer: Tokenizer) -> None:
     assert template.encode([], tools=tools).count(IM_END) == 1
 
 
-def test_no_bos_beside_what_the_template_writes(tokenizer: Tokenizer) -> None:
-    adding_bos = Tokenizer(dataclasses.replace(tokenizer.vocabulary, add_bos=True))
+def test_no_bos_beside_what_the_template_writes(smollm2: GGUFFile, tokenizer: Tokenizer) -> None:
+    adding_bos = Tokenizer.from_gguf({**smollm2.metadata, "tokenizer.ggml.add_bos_token": True})
     assert adding_bos.encode("a") == [1, *tokenizer.encode("a")]
     assert ChatTemplate("{{ bos_token }}a", adding_bos).encode([]) == [1, *tokenizer.encode("a")]
 

@@ -10,6 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from paceline.errors import ModelFileError
 from paceline.models.gguf import GGUFFile, MetadataValue
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.vocabulary import TokenType, read_vocabulary
 
 AWKWARD = [
     "Hello, world!",
@@ -321,3 +322,14 @@ def test_damaged_metadata(changes: dict[str, MetadataValue | None], message: str
 def test_every_token_of_the_real_model_has_bytes_or_is_special(smollm2: GGUFFile, tokenizer: Tokenizer) -> None:
     empty = {i for i in range(tokenizer.vocab_size) if not tokenizer.token_bytes(i)}
     assert empty == set(tokenizer.special_tokens.values())
+
+
+def test_the_longest_token_is_longest_in_bytes(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    assert vocabulary.longest_token() == max(len(vocabulary.token_text_bytes(i)) for i in range(len(vocabulary.tokens)))
+    tokens = ["aaaaa", "\u20ac\u20ac\u20ac"]  # the second is shorter in characters, but has 9 bytes
+    types = np.full(2, TokenType.USER_DEFINED, np.int32)
+    euro = read_vocabulary(
+        small(tokens=tokens, token_type=types, bos_token_id=None, eos_token_id=None, padding_token_id=None)
+    )
+    assert euro.longest_token() == 9

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +12,7 @@ from paceline import _native
 from paceline.errors import ExecutorError, ModelFileError
 from paceline.executors.base import BLOCK_SIZE, Batch, Float32, KVGeometry, StepResult
 from paceline.executors.quantize import Quantize, kept_type
-from paceline.models.quants import QuantType, Tensor, dequantize
+from paceline.models.quants import Tensor, dequantize
 from paceline.models.rope import RopeSpec
 from paceline.models.spec import ModelSpec, ModelWeights
 
@@ -19,6 +20,7 @@ KVDType = Literal["f16", "f32", "int8"]
 
 _KV_TYPES = {"f16": _native.KVType.F16, "f32": _native.KVType.F32, "int8": _native.KVType.INT8}
 _ACTIVATIONS = {"silu": _native.Activation.SILU, "gelu_tanh": _native.Activation.GELU_TANH}
+_STRETCH_BYTES = 32 << 20
 _ROTATED = {"attn_q", "attn_k", "attn_q_norm", "attn_k_norm"}
 
 
@@ -155,32 +157,49 @@ def _load(
         kv_type=_KV_TYPES[kv_dtype],
         isa=os.environ.get("PACELINE_ISA", ""),
     )
-    for name, tensor in weights.tensors.items():
-        _set(model, name, tensor, spec, kept_type(name, tensor, quantize))
-        _forget_pages(tensor)
+    for stretch in _stretches(weights.tensors):
+        _set(model, stretch, spec, quantize)
+        for tensor in stretch.values():
+            _forget_pages(tensor)
     model.finish_loading()
     return model
 
 
-def _set(model: _native.Model, name: str, tensor: Tensor, spec: ModelSpec, kept_as: QuantType) -> None:
-    """Hand one tensor over, under GGUF's name: ``blk.3.attn_q.weight``, ``output_norm.bias``, …
+def _stretches(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Tensors that follow one another, some 32 MiB at a time."""
+    stretch: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        stretch[name] = tensor
+        num_bytes += tensor.data.nbytes
+        if num_bytes >= _STRETCH_BYTES:
+            yield stretch
+            stretch, num_bytes = {}, 0
+    yield stretch
 
-    Only a matrix can be kept in another type than its own.
+
+def _set(model: _native.Model, tensors: Mapping[str, Tensor], spec: ModelSpec, quantize: Quantize | None) -> None:
+    """Hand tensors over, under GGUF's names: ``blk.3.attn_q.weight``, ``output_norm.bias``, …
+
+    The matrices in one call, in which the interpreter is free for other threads.
     """
-    *block, stem, kind = name.split(".")
-    layer = int(block[1]) if block else -1
-    if stem == "position_embd":
-        model.set_positions(dequantize(tensor).reshape(-1))
-        return
-    tensor = _half_paired(tensor, spec.layers[layer].rope, spec.head_dim) if stem in _ROTATED else tensor
-    if kind == "bias":
-        model.set_bias(stem, layer, dequantize(tensor))
-    elif len(tensor.shape) == 1:
-        model.set_norm(stem, layer, dequantize(tensor))
-    else:
-        outputs, inputs = tensor.shape
-        stored = np.ascontiguousarray(tensor.data)
-        model.set_matrix(stem, layer, int(tensor.type), outputs, inputs, stored, int(kept_as))
+    matrices = []
+    for name, tensor in tensors.items():
+        *block, stem, kind = name.split(".")
+        layer = int(block[1]) if block else -1
+        if stem in _ROTATED:
+            tensor = _half_paired(tensor, spec.layers[layer].rope, spec.head_dim)
+        if stem == "position_embd":
+            model.set_positions(dequantize(tensor).reshape(-1))
+        elif kind == "bias":
+            model.set_bias(stem, layer, dequantize(tensor))
+        elif len(tensor.shape) == 1:
+            model.set_norm(stem, layer, dequantize(tensor))
+        else:
+            (outputs, inputs), stored = tensor.shape, np.ascontiguousarray(tensor.data)
+            kept_as = kept_type(name, tensor, quantize)
+            matrices.append((stem, layer, int(tensor.type), outputs, inputs, stored, int(kept_as)))
+    model.set_matrices(matrices)
 
 
 def _forget_pages(tensor: Tensor) -> None:

@@ -10,7 +10,7 @@ from paceline.errors import ModelFileError
 from paceline.models.gguf import MetadataValue
 from paceline.models.pretokenizers import Splitting, splitting
 from paceline.models.sentencepiece import sentencepiece_bpe, sentencepiece_splitting
-from paceline.models.vocabulary import Vocabulary, read_vocabulary
+from paceline.models.vocabulary import Vocabulary, read_merges, read_vocabulary
 
 
 class Tokenizer:
@@ -20,8 +20,12 @@ class Tokenizer:
     SmolLM2 has no token for some bytes that only rare characters contain.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises ModelFileError: the pre-tokenizer is not known, or the merges do not fit the tokens."""
+    def __init__(self, vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> None:
+        """``merges``: see ``read_merges``; SentencePiece has none.
+
+        Raises:
+            ModelFileError: the pre-tokenizer is not known, or the merges do not fit the tokens.
+        """
         self.vocabulary = vocabulary
         self.special_tokens: Mapping[str, int] = vocabulary.special_tokens
         """Ids of the control tokens by their text."""
@@ -29,7 +33,7 @@ class Tokenizer:
             split, model = sentencepiece_splitting(vocabulary), sentencepiece_bpe(vocabulary)
         else:
             split = splitting(vocabulary.pre)
-            model = _byte_level_bpe(vocabulary, split)
+            model = _byte_level_bpe(vocabulary, merges, split)
         self._add_bos = split.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
         self._parsing = _pipeline(vocabulary, split, model)
         self._plain = _pipeline(vocabulary, split, model)
@@ -38,7 +42,8 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, MetadataValue]) -> "Tokenizer":
         """Raises ModelFileError: the metadata holds no tokenizer of a known kind, or a damaged one."""
-        return cls(read_vocabulary(metadata))
+        vocabulary = read_vocabulary(metadata)
+        return cls(vocabulary, read_merges(metadata) if vocabulary.kind == "gpt2" else [])
 
     @property
     def vocab_size(self) -> int:
@@ -89,10 +94,10 @@ class Tokenizer:
         return self.vocabulary.token_bytes(token_id)
 
 
-def _byte_level_bpe(vocabulary: Vocabulary, split: Splitting) -> BPE:
+def _byte_level_bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]], split: Splitting) -> BPE:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     try:
-        return BPE(ids, vocabulary.merges, ignore_merges=split.ignore_merges)
+        return BPE(ids, merges, ignore_merges=split.ignore_merges)
     except Exception as error:  # the library has no class of its own for "token out of vocabulary"
         raise ModelFileError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
 

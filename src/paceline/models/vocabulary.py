@@ -53,8 +53,6 @@ class Vocabulary:
     """Name of the pre-tokenizer, such as ``smollm``; SentencePiece has none."""
     tokens: list[str]
     types: list[int]
-    merges: list[tuple[str, str]] = field(repr=False)
-    """In the order of their ranks; empty for SentencePiece, which has scores."""
     scores: NDArray[np.float32] | None = field(repr=False)
     """f32[V] for SentencePiece: of several possible merges, the one into the token of the highest score is next."""
     bos_id: int | None
@@ -124,7 +122,6 @@ def read_vocabulary(metadata: Mapping[str, MetadataValue]) -> Vocabulary:
         pre=_pre(metadata, tokens) if kind == "gpt2" else "",
         tokens=tokens,
         types=types,
-        merges=_merges(_strings(metadata, "tokenizer.ggml.merges")) if kind == "gpt2" else [],
         scores=_scores(metadata, len(tokens)) if kind == "llama" else None,
         bos_id=named("bos"),
         eos_id=ends[0],
@@ -224,7 +221,13 @@ def _token_id(metadata: Mapping[str, MetadataValue], name: str, num_tokens: int,
     return value
 
 
-def _merges(lines: list[str]) -> list[tuple[str, str]]:
+def read_merges(metadata: Mapping[str, MetadataValue]) -> list[tuple[str, str]]:
+    """Those of byte-level BPE in the order of their ranks; no part of the vocabulary, as only encoding needs them.
+
+    Raises:
+        ModelFileError: the metadata has none, or one that is not of two tokens.
+    """
+    lines = _strings(metadata, "tokenizer.ggml.merges")
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     for line, (left, right) in zip(lines, merges, strict=True):
         if not (left and right):
