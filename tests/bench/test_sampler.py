@@ -70,6 +70,7 @@ def test_gpus_are_sampled_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     fake("nvmlDeviceGetName", "NVIDIA H200")
     row = Sampler("192.0.2.7", 80).sample()
     assert (row["gpu0_memory_bytes"], row["gpu1_utilisation_percent"]) == (3 * 2**30, 71)
+    monkeypatch.setattr("paceline.machine._NVIDIA_DEVICES", (Path("/dev/null"),))
     assert describe_environment()["gpus"] == ["NVIDIA H200", "NVIDIA H200"]
 
 
