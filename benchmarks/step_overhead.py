@@ -21,7 +21,7 @@ from time import clock_gettime_ns, perf_counter_ns, pthread_getcpuclockid
 from typing import Any
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.executors.base import Batch, StepResult
 from paceline.executors.native import NativeExecutor
 from paceline.loading import LoadedModel, load_model

@@ -28,5 +28,14 @@ class TargetUnreachableError(PacelineError):
     exit_code = 3
 
 
+class OverloadedError(PacelineError):
+    """Too much waits already (HTTP 503)."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which another try may be in time."""
+
+
 class ExecutorError(PacelineError):
     """The executor failed on a batch; the engine ends the request that caused it and goes on."""

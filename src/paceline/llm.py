@@ -1,6 +1,6 @@
 """LLM: the engine without HTTP, for one program that has all its prompts at hand."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,7 +10,9 @@ from typing import Any, Self
 import numpy as np
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs, Usage
+from paceline.engine.outputs import FinishReason, RequestOutput, TokenLogprobs, Usage
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError, PacelineError
 from paceline.loading import load_model
 from paceline.models.chat import no_template_error
@@ -38,8 +40,27 @@ class GenerationResult:
     """None where token ids were given."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    """One, so far."""
+    """``SamplingParams.n`` of them."""
     usage: Usage
+    """The prompt counts once."""
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    """Of the prompt's tokens from ``SamplingParams.prompt_logprobs_from`` (1) on, if ``prompt_logprobs`` asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a continuation is."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Natural, one per token."""
+    is_greedy: bool
+    """Each token is the likeliest at its place."""
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole continuation: the sum."""
+        return sum(self.logprobs)
 
 
 class LLM:
@@ -119,6 +140,53 @@ class LLM:
         encoded = [template.encode(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
         return self._run(texts, encoded, sampling_params, use_tqdm)
 
+    def score(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        continuations: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Score]:
+        """How likely each continuation is after its prompt. What prompts share is computed once.
+
+        A text is tokenized together with its prompt, and its tokens begin where those of the prompt alone end, or
+        differ: " Paris" after "The capital is" is one token, "Paris" after "The capital is " may take the space with
+        it.
+
+        Args:
+            prompts: one for all continuations, or one each; texts or token ids.
+            continuations: texts or lists of token ids, none of them empty.
+
+        Raises:
+            InputError: as ``generate``, or a prompt or continuation has no tokens.
+        """
+        answers = _listed_prompts(continuations)
+        listed = _listed_prompts(prompts)
+        if len(listed) == 1:
+            listed *= len(answers)
+        if len(listed) != len(answers):
+            raise InputError(f"{len(listed)} prompts for {len(answers)} continuations: one each, or one for all")
+        pairs = [self._joined(prompt, answer) for prompt, answer in zip(listed, answers, strict=True)]
+        parameters = [SamplingParams(max_tokens=0, prompt_logprobs=1, prompt_logprobs_from=start) for _, start in pairs]
+        encoded = [ids for ids, _ in pairs]
+        results = self._run([None] * len(encoded), encoded, parameters, use_tqdm)
+        return [_score(result) for result in results]
+
+    def _joined(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> tuple[list[int], int]:
+        """Token ids of both, and where those of the continuation begin."""
+        encode = self.model.tokenizer.encode
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            alone, ids = encode(prompt), encode(prompt + continuation)
+            start = next((i for i, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), len(alone))
+        else:
+            alone = encode(prompt) if isinstance(prompt, str) else list(prompt)
+            more = encode(continuation, add_special=False) if isinstance(continuation, str) else list(continuation)
+            ids, start = alone + more, len(alone)
+        if not 0 < start < len(ids):
+            what = "prompt" if start == 0 else "continuation"
+            raise InputError(f"a {what} has no tokens: {prompt!r:.100}, {continuation!r:.100}", param=f"{what}s")
+        return ids, start
+
     def close(self) -> None:
         self.model.close()
 
@@ -144,21 +212,26 @@ class LLM:
 
     def _news(
         self, encoded: Sequence[Sequence[int]], parameters: Sequence[SamplingParams], use_tqdm: bool
-    ) -> list[list[RequestOutput]]:
+    ) -> list[list[list[RequestOutput]]]:
+        """For each prompt, for each of its choices, all outputs."""
         engine = self.model.engine
-        request_ids: list[str] = []
+        requests: list[Request] = []
         try:
             for ids, params in zip(encoded, parameters, strict=True):
-                request_ids.append(engine.submit(ids, params).request_id)
-            with _progress(len(request_ids), shown=use_tqdm) as advance:
-                news = _run_to_end(engine, request_ids, advance)
+                requests.append(engine.submit(ids, params))
+            news: dict[str, list[RequestOutput]] = {
+                choice.request_id: [] for request in requests for choice in request.choices
+            }
+            with _progress(len(news), shown=use_tqdm) as advance:
+                _run_to_end(engine, news, advance)
         except BaseException:  # Ctrl-C too: the engine must be empty for the next call
-            for request_id in request_ids:
-                engine.abort(request_id)
+            for request in requests:
+                for choice in request.choices:
+                    engine.abort(choice.request_id)
             while engine.has_work:
                 engine.step()
             raise
-        return [news[request_id] for request_id in request_ids]
+        return [[news[choice.request_id] for choice in request.choices] for request in requests]
 
 
 def _listed_prompts(prompts: Any) -> list[str | list[int]]:
@@ -187,10 +260,7 @@ def _one_each(sampling_params: Any, count: int) -> Sequence[SamplingParams]:
     return sampling_params
 
 
-def _run_to_end(
-    engine: Engine, request_ids: Iterable[str], advance: Callable[[int], None]
-) -> dict[str, list[RequestOutput]]:
-    news: dict[str, list[RequestOutput]] = {request_id: [] for request_id in request_ids}
+def _run_to_end(engine: Engine, news: Mapping[str, list[RequestOutput]], advance: Callable[[int], None]) -> None:
     while engine.has_work:
         for output in engine.step():
             news[output.request_id].append(output)
@@ -198,21 +268,41 @@ def _run_to_end(
                 raise PacelineError(f"request {output.request_id} failed: {output.error}")
             if output.usage is not None:
                 advance(output.usage.completion_tokens)
-    return news
 
 
-def _result(text: str | None, prompt_ids: Sequence[int], news: Sequence[RequestOutput]) -> GenerationResult:
-    last = news[-1]
+def _result(text: str | None, prompt_ids: Sequence[int], news: Sequence[Sequence[RequestOutput]]) -> GenerationResult:
+    usages = [outputs[-1].usage for outputs in news]
+    first = usages[0]
+    assert first is not None
+    completion_tokens = sum(usage.completion_tokens for usage in usages if usage is not None)
+    return GenerationResult(
+        text,
+        tuple(prompt_ids),
+        tuple(map(_completion, news)),
+        Usage(first.prompt_tokens, completion_tokens, first.cached_tokens),
+        tuple(entry for outputs in news for output in outputs for entry in output.prompt_logprobs),
+    )
+
+
+def _completion(outputs: Sequence[RequestOutput]) -> CompletionOutput:
+    last = outputs[-1]
     assert last.finish_reason is not None
-    assert last.usage is not None
-    completion = CompletionOutput(
-        text="".join(output.text for output in news),
-        token_ids=tuple(token_id for output in news for token_id in output.token_ids),
+    return CompletionOutput(
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        logprobs=tuple(entry for output in news for entry in output.logprobs),
+        logprobs=tuple(entry for output in outputs for entry in output.logprobs),
     )
-    return GenerationResult(text, tuple(prompt_ids), (completion,), last.usage)
+
+
+def _score(result: GenerationResult) -> Score:
+    entries = result.prompt_logprobs
+    return Score(
+        tuple(entry.token_id for entry in entries),
+        tuple(entry.logprob for entry in entries),
+        all(entry.token_id == entry.top[0][0] for entry in entries),
+    )
 
 
 @contextmanager

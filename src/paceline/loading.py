@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from paceline.engine.engine import Engine, EngineConfig
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError, ModelFileError
 from paceline.executors.base import Executor
 from paceline.executors.footprint import Footprint
@@ -162,6 +162,9 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching,
+        max_waiting=options.max_waiting,
+        request_timeout=options.request_timeout,
+        prompt_lookup_tokens=options.prompt_lookup_tokens,
         eos_ids=opened.tokenizer.eos_ids,
     )
     executor = make_executor(opened.weights, options, num_blocks=num_blocks, max_model_len=max_model_len)

@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal, get_args
 
+from paceline.engine.config import MAX_TIMEOUT
 from paceline.errors import InputError
 from paceline.executors.native import KVDType
 from paceline.executors.quantize import Quantize
@@ -36,6 +37,13 @@ class EngineOptions:
     template_date: date | None = None
     """The date that chat templates see and may write into the prompt; None: today's."""
     enable_prefix_caching: bool = True
+    max_waiting: int | None = None
+    """Requests that may wait to be scheduled; more are refused. None: any number."""
+    request_timeout: float | None = None
+    """Seconds after which a request is given up, if it does not say itself; None: never."""
+    prompt_lookup_tokens: int = 0
+    """Longest proposal of prompt lookup, in tokens: what followed the last few tokens where they came before is checked
+    in one step. The output stays the same. 0: none."""
 
     def __post_init__(self) -> None:
         """Raises InputError: a value of the wrong type, or out of range."""
@@ -59,12 +67,25 @@ class EngineOptions:
             raise InputError(
                 f"template_date is {self.template_date!r}; a datetime.date is needed", param="template_date"
             )
+        self._check_traffic()
         cores = usable_cores()
         if self.threads is not None and self.threads > cores:
             raise InputError(
                 f"threads is {self.threads}, but this process may use {cores} core{'s' if cores > 1 else ''}: "
                 "more threads than cores only wait for each other",
                 param="threads",
+            )
+
+    def _check_traffic(self) -> None:
+        for name in ("max_waiting", "prompt_lookup_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise InputError(f"{name} is {value!r}; a number of at least 0 is needed", param=name)
+        timeout = self.request_timeout
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT):
+            raise InputError(
+                f"request_timeout is {timeout!r}; seconds are needed, above 0 and at most {MAX_TIMEOUT:g}",
+                param="request_timeout",
             )
 
     def _check_quantize(self) -> None:

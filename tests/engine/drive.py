@@ -7,7 +7,9 @@ from typing import Any
 
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.request import Request, RequestOutput, SamplingParams
+from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from tests.engine.fake_executor import ByteDecoder, FakeExecutor
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -19,6 +21,7 @@ class Answer:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
 
     @property
@@ -29,6 +32,7 @@ class Answer:
         assert not self.outputs or self.last.finish_reason is None, "an output after the last one"
         self.text += output.text
         self.token_ids += output.token_ids
+        self.prompt_logprobs += output.prompt_logprobs
         self.outputs.append(output)
 
 

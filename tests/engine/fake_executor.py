@@ -85,9 +85,11 @@ class FakeExecutor:
         self.batches.append(batch)
         self._check_shapes(batch)
         self._check_writers(batch)
+        for source, destination in batch.block_copies.tolist():
+            self._kv[destination] = list(self._kv[source])
         if self.poison & set(batch.token_ids.tolist()):
             raise ExecutorError("a poisoned token")
-        contexts = [self._compute(batch, sequence) for sequence in range(batch.num_sequences)]
+        contexts = [link for sequence in range(batch.num_sequences) for link in self._compute(batch, sequence)]
         return self._sample(batch, contexts)
 
     def close(self) -> None:
@@ -135,8 +137,11 @@ class FakeExecutor:
                 count = holders[block] if self.ref_count is None else max(holders[block], self.ref_count(block))
                 self._require(count == 1, f"block {block} is written and has {count} owners")
 
-    def _compute(self, batch: Batch, sequence: int) -> int:
-        """Write the sequence's tokens, then walk its whole context; returns the hash of the context."""
+    def _compute(self, batch: Batch, sequence: int) -> list[int]:
+        """Write the sequence's tokens, then walk its whole context; returns the hash of the context at each of them.
+
+        What comes behind the first token that is sampled at is only proposed: nobody need know it.
+        """
         size = self.kv_geometry.block_size
         table = batch.block_tables[sequence].tolist()
         begin, end = int(batch.query_start[sequence]), int(batch.query_start[sequence + 1])
@@ -145,33 +150,38 @@ class FakeExecutor:
         ):
             previous = self._slot(table, position - 1)[2] if position else _ROOT
             self._kv[table[position // size]][position % size] = (position, token_id, _link(previous, token_id))
-        link = _ROOT
-        for position in range(int(batch.context_len[sequence])):
+        sampled_at = batch.logits_rows[batch.target_ids < 0]
+        known = min((row for row in sampled_at.tolist() if begin <= row < end), default=end - 1) + 1
+        context = int(batch.context_len[sequence])
+        link, links = _ROOT, []
+        for position in range(context):
             stored_position, token_id, stored_link = self._slot(table, position)
             link = _link(link, token_id)
             self._require(
                 stored_position == position and stored_link == link,
                 f"position {position} of sequence {sequence} holds KV of position {stored_position}, token {token_id}",
             )
+            links.append(link)
             self._require(
-                self._legitimate is None or link in self._legitimate,
+                self._legitimate is None or link in self._legitimate or position >= context - (end - known),
                 f"no request has token {token_id} at position {position} of sequence {sequence}",
             )
-        return link
+        return links[context - (end - begin) :]
 
     def _slot(self, table: list[int], position: int) -> tuple[int, int, int]:
         size = self.kv_geometry.block_size
         return self._kv[table[position // size]][position % size]
 
     def _sample(self, batch: Batch, contexts: list[int]) -> StepResult:
-        sequence_of = np.searchsorted(batch.query_start, batch.logits_rows, side="right") - 1
-        token_ids, status = [], []
-        for row, sequence in enumerate(sequence_of.tolist()):
-            is_last = int(batch.logits_rows[row]) == int(batch.query_start[sequence + 1]) - 1
-            self._require(is_last, "logits were asked for before the end of the known tokens")
+        token_ids, status, logprobs = [], [], []
+        for row, (token, target) in enumerate(zip(batch.logits_rows.tolist(), batch.target_ids.tolist(), strict=True)):
             row_status = self.bad_status.get(int(batch.seed[row]), RowStatus.OK)
             status.append(int(row_status))
-            token_ids.append(self._draw(batch, row, contexts[sequence]) if row_status == RowStatus.OK else -1)
+            if row_status != RowStatus.OK:
+                token_ids.append(-1)
+            else:
+                token_ids.append(self._draw(batch, row, contexts[token]) if target < 0 else target)
+            logprobs.append(-1.0 if target < 0 else score(contexts[token], target))
         width = max(int(batch.num_logprobs.max(initial=-1)), 0)
         asked = bool((batch.num_logprobs >= 0).any())
         top_ids = np.full((len(token_ids) if asked else 0, width), -1, np.int32)
@@ -181,7 +191,9 @@ class FakeExecutor:
         return StepResult(
             token_ids=np.array(token_ids, np.int32),
             status=np.array(status, np.uint8),
-            logprobs=np.where(batch.num_logprobs >= 0, np.float32(-1), np.float32(np.nan)) if asked else ranks[:0],
+            logprobs=np.where(batch.num_logprobs >= 0, np.array(logprobs, np.float32), np.float32(np.nan))
+            if asked
+            else ranks[:0],
             top_ids=top_ids,
             top_logprobs=np.where(top_ids >= 0, ranks, np.float32(np.nan)),
         )
@@ -194,6 +206,19 @@ class FakeExecutor:
         seen = _ragged(batch.seen_start, row, batch.seen_ids, batch.seen_output_count)
         bias = _ragged(batch.bias_start, row, batch.bias_ids, batch.bias)
         return hash((context, random, seen, bias)) % self.spec.vocab_size
+
+
+def score(context: int, token_id: int) -> float:
+    """What stands for the log-probability of a token of the prompt."""
+    return -(hash((context, token_id)) % 1024) / 64
+
+
+def context_hash(token_ids: Iterable[int]) -> int:
+    """What stands for all of these tokens."""
+    link = _ROOT
+    for token_id in token_ids:
+        link = _link(link, token_id)
+    return link
 
 
 def _ragged(start: np.ndarray, row: int, *columns: np.ndarray) -> tuple[tuple[float, ...], ...]:
@@ -210,3 +235,6 @@ class ByteDecoder:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if 1 < token_id < 256 else b""
+
+    def spellings(self, word: str) -> list[list[int]]:
+        return [list(word.encode())]

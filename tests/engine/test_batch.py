@@ -1,8 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 
-from paceline.engine.batch import BatchBuilder, read_result
-from paceline.engine.request import Request, SamplingParams
+from paceline.engine.bans import Bans
+from paceline.engine.batch import BatchBuilder, Sample, read_result
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Chunk
 from paceline.errors import ExecutorError
 from paceline.executors.base import RowStatus, StepResult
@@ -93,8 +97,7 @@ def make_result(token_ids: list[int], status: list[int], top: list[list[int]] | 
 def test_results_find_their_way_back() -> None:
     part, whole = held(make_request(range(8), arrival=0), [0, 1]), held(make_request([1], arrival=1), [2])
     outcomes = read_result([chunk(part, 4), chunk(whole, 1)], make_result([42], [0]))
-    assert [outcome.token_id for outcome in outcomes] == [None, 42]
-    assert outcomes[1].logprobs is None
+    assert [list(outcome.samples) for outcome in outcomes] == [[], [Sample(42)]]
 
 
 def test_logprobs_have_as_many_entries_as_the_request_asked_for() -> None:
@@ -102,7 +105,7 @@ def test_logprobs_have_as_many_entries_as_the_request_asked_for() -> None:
         held(make_request([1], arrival=i, params=SamplingParams(logprobs=n)), [i]) for i, n in enumerate((0, 2, 3))
     ]
     result = make_result([4, 5, 6], [0, 0, 0], [[-1, -1, -1], [8, 9, -1], [7, 8, -1]])
-    logprobs = [outcome.logprobs for outcome in read_result([chunk(r, 1) for r in requests], result)]
+    logprobs = [outcome.samples[0].logprobs for outcome in read_result([chunk(r, 1) for r in requests], result)]
     assert all(entry is not None and entry.logprob == -0.5 for entry in logprobs)
     assert [entry.top for entry in logprobs if entry] == [(), ((8, -4.0), (9, -5.0)), ((7, -7.0), (8, -8.0))]
 
@@ -111,8 +114,66 @@ def test_logprobs_have_as_many_entries_as_the_request_asked_for() -> None:
 def test_a_bad_row_is_an_error(status: RowStatus) -> None:
     request = held(make_request([1]), [0])
     (outcome,) = read_result([chunk(request, 1)], make_result([-1], [status]))
-    assert outcome.token_id is None
+    assert not outcome.samples
     assert outcome.error
+
+
+def test_the_rows_of_a_prompt_score_its_next_tokens() -> None:
+    params = SamplingParams(prompt_logprobs=2, prompt_logprobs_from=2, logprobs=1)
+    request = held(make_request([10, 11, 12, 13], params=params), [0])
+    builder = BatchBuilder(4)
+    first = builder.build([chunk(request, 2)])
+    assert (first.logits_rows.tolist(), first.target_ids.tolist()) == ([1], [12])
+    request.num_computed_tokens, request.next_scored = 2, 3
+    second = builder.build([chunk(request, 2)])
+    assert (second.logits_rows.tolist(), second.target_ids.tolist()) == ([0, 1], [13, -1])
+    assert second.num_logprobs.tolist() == [2, 1]
+    (outcome,) = read_result([chunk(request, 2)], make_result([13, 42], [0, 0], [[8, 9], [7, 6]]))
+    assert [entry.token_id for entry in outcome.prompt_logprobs] == [13]
+    assert [sample.token_id for sample in outcome.samples] == [42]
+
+
+def test_a_draft_has_a_row_behind_each_of_its_tokens_with_the_draws_of_their_places() -> None:
+    request = held(make_request([1, 2]), [0, 1])
+    request.num_computed_tokens = 1
+    plan = [Chunk(request, 3, samples=True, draft=(7, 8))]
+    batch = BatchBuilder(4).build(plan)
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([2, 7, 8], [1, 2, 3])
+    assert (batch.logits_rows.tolist(), batch.draw_position.tolist()) == ([0, 1, 2], [0, 1, 2])
+    for drawn, kept in {(7, 8, 9): [7, 8, 9], (7, 5, 9): [7, 5], (4, 8, 9): [4]}.items():
+        (outcome,) = read_result(plan, make_result(list(drawn), [0, 0, 0]))
+        assert [sample.token_id for sample in outcome.samples] == kept
+
+
+def test_forks_draw_their_first_tokens_from_the_row_of_the_request() -> None:
+    request = held(make_request([1, 2]), [0])
+    forks = [make_request([1, 2], arrival=1), make_request([1, 2], arrival=2)]
+    request.fork(forks)
+    batch = BatchBuilder(4).build([chunk(request, 2)])
+    assert (batch.logits_rows.tolist(), batch.seed.tolist()) == ([1, 1, 1], [0, 1, 2])
+    (outcome,) = read_result([chunk(request, 2)], make_result([4, 5, 6], [0, 0, 0]))
+    assert [(fork, sample.token_id) for fork, sample in outcome.forks] == [(forks[0], 5), (forks[1], 6)]
+
+
+def test_banned_tokens_change_from_step_to_step() -> None:
+    request = make_request([1], params=SamplingParams(logit_bias={3: 1.0}), bans=Bans([0], 1, [[5, 6]]))
+    held(request, [0])
+    builder = BatchBuilder(4)
+
+    def bias() -> dict[int, float]:
+        batch = builder.build([chunk(request, request.num_pending_tokens)])
+        return dict(zip(batch.bias_ids.tolist(), batch.bias.tolist(), strict=True))
+
+    assert bias() == {3: 1.0, 0: -math.inf}
+    request.num_computed_tokens = 1
+    request.append_output(5)
+    assert bias() == {3: 1.0, 6: -math.inf}
+
+
+def test_a_copied_block_is_the_one_that_is_written_next() -> None:
+    request = held(make_request(range(6)), [3, 9])
+    request.num_computed_tokens, request.copy_from = 5, 7
+    assert BatchBuilder(4).build([chunk(request, 1)]).block_copies.tolist() == [[7, 9]]
 
 
 def test_a_result_of_the_wrong_size_is_refused() -> None:

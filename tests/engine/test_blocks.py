@@ -172,17 +172,58 @@ def test_caching_can_be_off() -> None:
     assert pool.num_evictable == 0
 
 
-def test_clear_cache_forgets_all() -> None:
-    pool = BlockPool(8, 4)
-    request = admit(pool, range(9), computed=9)
-    with pytest.raises(BlockPoolError, match="1 requests hold blocks"):
-        pool.clear_cache()
-    pool.free(request)
+def test_clear_cache_forgets_all_and_harms_nobody() -> None:
+    pool = BlockPool(12, 4)
+    running = admit(pool, range(9), computed=9)
+    pool.free(admit(pool, range(50, 59), computed=9))
     pool.clear_cache()
     pool.check_integrity()
-    assert matches(pool, range(9)) == 0
+    assert matches(pool, range(9)) == matches(pool, range(50, 59)) == 0
     assert pool.num_evictable == 0
-    admit(pool, range(32))
+    # The running one publishes what it computes from now on, which nobody finds without its beginning.
+    running.output_ids += range(9, 12)
+    assert pool.append(running)
+    pool.publish(running, 12)
+    assert matches(pool, range(13)) == 0
+    pool.free(running)
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize(("length", "shared", "copied"), [(8, 2, 0), (9, 2, 1), (3, 0, 1)])
+def test_a_fork_shares_full_blocks_and_gets_its_own_last_one(length: int, shared: int, copied: int) -> None:
+    pool = BlockPool(8, 4)
+    request, fork = admit(pool, range(length), computed=length), make_request(range(length), arrival=1)
+    assert pool.fork(request, fork)
+    pool.check_integrity()
+    assert fork.block_table[:shared] == request.block_table[:shared]
+    assert len(fork.block_table) == shared + copied
+    assert not set(fork.block_table[shared:]) & set(request.block_table)
+    assert fork.copy_from == (request.block_table[-1] if copied else None)
+    pool.free(request)
+    pool.check_integrity()
+    pool.free(fork)
+    assert (pool.num_used, fork.copy_from) == (0, None)
+
+
+def test_a_fork_needs_a_free_block_for_a_part() -> None:
+    pool = BlockPool(3, 4)
+    request = admit(pool, range(9), computed=9)
+    fork = make_request(range(9), arrival=1)
+    assert not pool.fork(request, fork)
+    assert not fork.block_table
+    pool.check_integrity()
+
+
+def test_proposed_tokens_take_free_blocks_and_give_them_back() -> None:
+    pool = BlockPool(3, 4)
+    request = admit(pool, range(6), computed=6)
+    assert pool.extend(request, 2) == 2
+    assert pool.num_free == 1
+    assert pool.extend(request, 9) == 6
+    assert pool.num_free == 0
+    pool.truncate(request)
+    assert pool.num_free == 1
+    pool.check_integrity()
 
 
 def test_integrity_sees_leaks_and_double_use() -> None:

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from paceline.engine.engine import Engine, EngineConfig
-from paceline.engine.request import RequestOutput, SamplingParams
+from paceline.engine.outputs import RequestOutput
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError, PacelineError
 from tests.engine.drive import GREEDY, Answer, check_clean, collect, make_engine, run
 from tests.engine.fake_executor import ByteDecoder, FakeExecutor

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.executors.base import RowStatus
 from tests.engine.drive import GREEDY, make_engine, run
 from tests.engine.fake_executor import ByteDecoder, FakeExecutor

@@ -1,15 +1,16 @@
 """The scheduler's promises over random arrivals, priorities, aborts and tiny pools."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import Request, SamplingParams
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Chunk
-from tests.engine.drive import Answer, check_clean, collect, make_engine
+from tests.engine.drive import Answer, check_clean, collect, make_engine, run
 from tests.engine.fake_executor import FakeExecutor
 
 BLOCK = 4
@@ -24,7 +25,8 @@ class Arrival:
     priority: int
     cache_salt: str
     abort_after: int | None
-    """Steps from its arrival to its abort."""
+    """Steps from its arrival to the abort of a choice."""
+    aborted_choice: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Scenario:
     max_num_seqs: int
     budget: int
     caching: bool
+    lookup: int
+    """Longest proposal of prompt lookup."""
     arrivals: tuple[Arrival, ...]
 
 
@@ -55,7 +59,15 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             presence_penalty=draw(st.sampled_from([0.0, 1.0])),
             logit_bias=draw(st.sampled_from([{}, {3: 1.0}])),
             ignore_eos=draw(st.booleans()),
+            n=draw(st.sampled_from([1, 1, 1, 2, 4])),
+            bad_words=draw(st.sampled_from([(), (), ("\x05",), ("\x05\x06",)])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+            prompt_logprobs_from=draw(st.integers(1, 8)),
         )
+        if draw(st.integers(0, 5)) == 0:
+            params = replace(params, max_tokens=0, n=1)
+        elif draw(st.booleans()):
+            params = replace(params, min_tokens=draw(st.integers(0, params.max_tokens or 0)))
         return Arrival(
             step=draw(st.integers(0, 12)),
             prompt=prompt,
@@ -63,6 +75,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             priority=draw(st.integers(-1, 1)),
             cache_salt=draw(st.sampled_from(["", "", "salt"])),
             abort_after=draw(st.none() | st.none() | st.integers(0, 12)),
+            aborted_choice=draw(st.integers(0, params.n - 1)),
         )
 
     count = draw(st.integers(1, 8))
@@ -71,29 +84,28 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         max_num_seqs,
         budget=draw(st.integers(max_num_seqs, 16)),
         caching=draw(st.booleans()),
+        lookup=draw(st.sampled_from([0, 0, 1, 5])),
         arrivals=tuple(sorted((arrival() for _ in range(count)), key=lambda a: a.step)),
     )
 
 
-def alone(arrival: Arrival) -> list[int]:
-    """What the request generates on an engine of its own with room for everything."""
-    engine = make_engine(FakeExecutor(num_blocks=16, block_size=BLOCK, vocab_size=VOCAB))
-    engine.submit(arrival.prompt, arrival.params)
-    answer = Answer()
-    while engine.has_work:
-        for output in engine.step():
-            answer.add(output)
-    return answer.token_ids
+def alone(arrival: Arrival) -> list[Answer]:
+    """What the request's choices generate on an engine of its own with room for everything."""
+    engine = make_engine(FakeExecutor(num_blocks=64, block_size=BLOCK, vocab_size=VOCAB))
+    request = engine.submit(arrival.prompt, arrival.params)
+    answers = run(engine)
+    return [answers[choice.request_id] for choice in request.choices]
 
 
-def record_chunks(engine: Engine) -> list[list[Chunk]]:
-    """Every plan of the engine's scheduler, as it is made."""
-    plans: list[list[Chunk]] = []
+def record_chunks(engine: Engine) -> list[list[tuple[Chunk, int]]]:
+    """Every plan of the engine's scheduler, as it is made: chunks and where they start."""
+    plans: list[list[tuple[Chunk, int]]] = []
     schedule = engine._scheduler.schedule
 
     def recording() -> list[Chunk]:
-        plans.append(schedule())
-        return plans[-1]
+        chunks = schedule()
+        plans.append([(chunk, chunk.request.num_computed_tokens) for chunk in chunks])
+        return chunks
 
     engine._scheduler.schedule = recording  # type: ignore[method-assign]
     return plans
@@ -104,12 +116,17 @@ def record_chunks(engine: Engine) -> list[list[Chunk]]:
 def test_any_load_makes_progress_leaks_nothing_and_changes_no_output(scenario: Scenario) -> None:
     solo = [alone(arrival) for arrival in scenario.arrivals]
     executor = FakeExecutor(num_blocks=scenario.num_blocks, block_size=BLOCK, vocab_size=VOCAB)
-    executor.expect([*arrival.prompt, *tokens] for arrival, tokens in zip(scenario.arrivals, solo, strict=True))
+    executor.expect(
+        [*arrival.prompt, *answer.token_ids]
+        for arrival, choices in zip(scenario.arrivals, solo, strict=True)
+        for answer in choices
+    )
     engine = make_engine(
         executor,
         max_num_seqs=scenario.max_num_seqs,
         max_num_batched_tokens=scenario.budget,
         enable_prefix_caching=scenario.caching,
+        prompt_lookup_tokens=scenario.lookup,
     )
     executor.ref_count = engine._pool.ref_count
     plans = record_chunks(engine)
@@ -118,8 +135,10 @@ def test_any_load_makes_progress_leaks_nothing_and_changes_no_output(scenario: S
     computed: set[tuple[str, int, int]] = set()
     # The oldest running request never loses its work, and between two ends the oldest one only changes for an older:
     # at most one pass over all work per end, after the last arrival.
-    work = sum(len(arrival.prompt) + len(tokens) for arrival, tokens in zip(scenario.arrivals, solo, strict=True))
-    bound = scenario.arrivals[-1].step + len(scenario.arrivals) * work + 1
+    # Each time somebody starts, it may wait a step for the prefix that another one computes.
+    every = [(arrival, answer) for arrival, choices in zip(scenario.arrivals, solo, strict=True) for answer in choices]
+    work = sum(len(arrival.prompt) + len(answer.token_ids) + 1 for arrival, answer in every)
+    bound = scenario.arrivals[-1].step + len(every) * work + 1
     step = 0
     while engine.has_work or len(requests) < len(scenario.arrivals):
         assert step < bound
@@ -131,32 +150,39 @@ def test_any_load_makes_progress_leaks_nothing_and_changes_no_output(scenario: S
             )
         for request, arrival in zip(requests, scenario.arrivals, strict=False):
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
-                engine.abort(request.request_id)
+                engine.abort(request.choices[arrival.aborted_choice].request_id)
         collect(engine.step(), answers)
         assert executor.violations == []
         engine._pool.check_integrity()
         check_advance(plans[-1], computed)
         assert plans[-1] or not engine.has_work
-        assert sum(chunk.num_tokens for chunk in plans[-1]) <= scenario.budget
+        assert sum(chunk.num_tokens for chunk, _ in plans[-1]) <= scenario.budget
         assert len(engine._scheduler.running) <= scenario.max_num_seqs
         assert sum(request.num_pending_tokens > 1 for request in engine._scheduler.running) <= 1
         step += 1
     check_clean(engine)
     event("preempted" if engine.stats().preemptions else "not preempted")
     event("prefix hit" if engine.stats().prefix_hits else "no prefix hit")
-    for request, arrival, tokens in zip(requests, scenario.arrivals, solo, strict=True):
-        answer = answers[request.request_id]
-        aborted = answer.last.finish_reason == "abort"
-        assert answer.last.finish_reason in ("stop", "length") or (aborted and arrival.abort_after is not None)
-        assert answer.token_ids == tokens[: len(answer.token_ids)] if aborted else answer.token_ids == tokens
+    event("accepted drafts" if engine.stats().accepted_tokens else "no accepted drafts")
+    for request, arrival, choices in zip(requests, scenario.arrivals, solo, strict=True):
+        for index, (choice, expected) in enumerate(zip(request.choices, choices, strict=True)):
+            answer = answers[choice.request_id]
+            if arrival.abort_after is not None and index == arrival.aborted_choice:
+                assert answer.last.finish_reason in ("stop", "length", "abort")
+                assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
+            else:
+                assert answer.last.finish_reason == expected.last.finish_reason
+                assert answer.token_ids == expected.token_ids
+                if index == 0 or arrival.abort_after is None:
+                    assert answer.prompt_logprobs == expected.prompt_logprobs
 
 
-def check_advance(plan: list[Chunk], computed: set[tuple[str, int, int]]) -> None:
+def check_advance(plan: list[tuple[Chunk, int]], computed: set[tuple[str, int, int]]) -> None:
     """Every chunk of the step was computed, and nothing that had been since the last preemption."""
-    for chunk in plan:
+    for chunk, start in plan:
         request = chunk.request
         end = request.num_computed_tokens
-        assert chunk.num_tokens > 0
-        positions = {(request.request_id, request.num_preemptions, p) for p in range(end - chunk.num_tokens, end)}
+        assert start < end <= start + chunk.num_tokens
+        positions = {(request.request_id, request.num_preemptions, p) for p in range(start, end)}
         assert not positions & computed
         computed |= positions

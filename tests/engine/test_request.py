@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError
 from tests.engine.drive import make_request
 
@@ -10,7 +10,6 @@ from tests.engine.drive import make_request
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 1.5),
         ("max_tokens", True),

@@ -1,6 +1,7 @@
 from paceline.engine.blocks import BlockPool
 from paceline.engine.config import EngineConfig
 from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Chunk, Scheduler
 from paceline.engine.stats import Counters
 from tests.engine.drive import make_request
@@ -20,7 +21,9 @@ def step(scheduler: Scheduler) -> dict[str, int]:
     chunks = scheduler.schedule()
     for chunk in chunks:
         assert chunk.samples == (chunk.num_tokens == chunk.request.num_pending_tokens)
-        scheduler.commit(chunk, 5 if chunk.samples else None)
+        if chunk.samples:
+            chunk.request.append_output(5)
+        scheduler.commit(chunk, int(chunk.samples))
     scheduler.pool.check_integrity()
     return shares(chunks)
 
@@ -153,7 +156,7 @@ def test_several_unfinished_prefills_share_a_budget_first_come_first_served() ->
     scheduler = make_scheduler()
     add(scheduler, *(make_request(prompt(i, 8), arrival=i) for i in range(2)))
     for chunk in scheduler.schedule():
-        scheduler.commit(Chunk(chunk.request, 2, samples=False), None)
+        scheduler.commit(Chunk(chunk.request, 2, samples=False), 0)
     scheduler.config = EngineConfig(max_model_len=256, max_num_seqs=2, max_num_batched_tokens=6)
     assert shares(scheduler.schedule()) == {"r0": 6}
 
@@ -182,3 +185,69 @@ def test_remove_frees_blocks_in_every_state() -> None:
         scheduler.pool.check_integrity()
     assert scheduler.num_requests == 0
     assert scheduler.pool.num_used == 0
+
+
+def test_a_prefix_that_this_step_computes_is_waited_for() -> None:
+    scheduler = make_scheduler(budget=32)
+    add(scheduler, *(make_request([*range(8), 100 + i, 200 + i], arrival=i) for i in range(3)))
+    assert step(scheduler) == {"r0": 10}
+    assert step(scheduler) == {"r0": 1, "r1": 2, "r2": 2}
+    assert scheduler.counters.prefix_hits == 16
+
+
+def test_without_a_cache_nobody_waits_for_a_prefix() -> None:
+    config = EngineConfig(max_model_len=256, max_num_seqs=8, max_num_batched_tokens=32)
+    scheduler = Scheduler(config, BlockPool(64, 4, enable_prefix_caching=False), Counters())
+    add(scheduler, *(make_request(range(10), arrival=i) for i in range(3)))
+    assert step(scheduler) == {"r0": 10, "r1": 10, "r2": 10}
+
+
+def forked(scheduler: Scheduler, length: int, count: int) -> Request:
+    """A request with other choices, of which those that wait for it have started."""
+    request = make_request(range(length))
+    request.fork(make_request(range(length), arrival=1 + i) for i in range(count))
+    add(scheduler, request)
+    step(scheduler)
+    for fork in request.all_forks:
+        scheduler.start_fork(request, fork)
+        fork.append_output(5)
+    scheduler.pool.check_integrity()
+    return request
+
+
+def test_forks_decode_beside_their_request() -> None:
+    scheduler = make_scheduler()
+    request = forked(scheduler, 6, 2)
+    assert [fork.num_pending_tokens for fork in request.all_forks] == [1, 1]
+    assert step(scheduler) == {"r0": 1, "r1": 1, "r2": 1}
+
+
+def test_forks_without_room_come_back_on_the_cached_prompt() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    request = forked(scheduler, 6, 2)
+    assert scheduler.preempted == [request.all_forks[1]]
+    scheduler.remove(request)
+    assert step(scheduler) == {"r1": 1, "r2": 3}
+
+
+def test_the_next_choice_takes_over_when_the_first_is_aborted() -> None:
+    scheduler = make_scheduler(budget=8)
+    request = make_request(range(20))
+    request.fork(make_request(range(20), arrival=1 + i) for i in range(2))
+    add(scheduler, request)
+    step(scheduler)
+    heir, other = request.all_forks
+    scheduler.remove(request)
+    assert (heir.forks, other.forked_from) == ([other], heir)
+    assert step(scheduler) == {"r1": 8}
+    scheduler.remove(other)
+    assert heir.forks == []
+
+
+def test_a_request_that_scores_takes_no_hits_from_there_on() -> None:
+    scheduler = make_scheduler()
+    params = SamplingParams(prompt_logprobs=0, prompt_logprobs_from=9)
+    add(scheduler, make_request(range(14), arrival=0))
+    step(scheduler)
+    add(scheduler, make_request(range(14), arrival=1, params=params))
+    assert step(scheduler) == {"r0": 1, "r1": 6}

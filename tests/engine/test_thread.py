@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import RequestOutput, SamplingParams
+from paceline.engine.outputs import RequestOutput
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from tests.engine.drive import GREEDY, Answer, check_clean, collect, make_engine
 from tests.engine.fake_executor import FakeExecutor

@@ -14,7 +14,8 @@ import pytest
 
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.request import SamplingParams, TokenLogprobs
+from paceline.engine.outputs import TokenLogprobs
+from paceline.engine.sampling import SamplingParams
 from paceline.executors.base import Float32
 from paceline.executors.native import KVDType, NativeExecutor
 from paceline.models.architectures import model_weights

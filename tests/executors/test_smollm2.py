@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.executors.native import NativeExecutor
 from paceline.llm import LLM
 from paceline.models.architectures import model_weights

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.request import RequestOutput, Timings, TokenLogprobs, Usage
+from paceline.engine.outputs import RequestOutput, Timings, TokenLogprobs, Usage
 from paceline.server.sse import ChunkEncoder, event
 from paceline.server.wire import ChatChoice, CompletionChoice, timings_payload, usage_payload
 from tests.server.fakes import tiny_tokenizer

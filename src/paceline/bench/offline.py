@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.bench.report.summary import Statistic, distribution
 from paceline.engine.engine import Engine
-from paceline.engine.request import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError, PacelineError
 from paceline.loading import LoadedModel
 

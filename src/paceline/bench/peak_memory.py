@@ -9,7 +9,8 @@ import psutil
 from numpy.random import default_rng
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.request import Request, SamplingParams
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Chunk
 from paceline.loading import LoadedModel
 

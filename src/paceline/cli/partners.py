@@ -18,7 +18,8 @@ from paceline.cli.chat import DEFAULT_MODEL, DEFAULT_URL
 from paceline.errors import ExecutorError, InputError, PacelineError, TargetUnreachableError
 
 if TYPE_CHECKING:
-    from paceline.engine.request import Request, RequestOutput
+    from paceline.engine.outputs import RequestOutput
+    from paceline.engine.request import Request
     from paceline.executors.quantize import Quantize
     from paceline.loading import LoadedModel
 
@@ -269,7 +270,7 @@ class LocalPartner:
         self._loaded.close()
 
     def answer(self, messages: Messages) -> Generator[str | int]:
-        from paceline.engine.request import SamplingParams
+        from paceline.engine.sampling import SamplingParams
         from paceline.models.conversation import with_default_system
 
         asked = {

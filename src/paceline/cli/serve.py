@@ -58,6 +58,24 @@ def serve(
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse the KV of prompts that begin alike.")
     ] = True,
+    max_waiting: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most requests that may wait; more get 503 and Retry-After. Default: any number."),
+    ] = None,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds until a request is given up that does not say itself (timeout). Default: never."),
+    ] = None,
+    prompt_lookup: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            metavar="TOKENS",
+            help="Speculate: check up to so many tokens at once that followed the same words earlier in the text. "
+            "The output stays the same; editing and summarizing get faster. 0: off.",
+        ),
+    ] = 0,
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar="PACELINE_API_KEY", help="Key that requests must bring; repeatable. /health needs none."),
@@ -87,6 +105,9 @@ def serve(
         chat_template=chat_template,
         template_date=None if template_date is None else template_date.date(),
         enable_prefix_caching=prefix_caching,
+        max_waiting=max_waiting,
+        request_timeout=request_timeout,
+        prompt_lookup_tokens=prompt_lookup,
     )
     # Before the model is loaded: a port that is taken is told at once.
     with bind(host, port) as listener:

@@ -18,8 +18,8 @@ class BlockPool:
     """Hands out blocks of ``block_size`` token positions; every operation is O(1) per block.
 
     A block is *blank*, *held* by one or more requests, or *evictable*: free, but cached under the key of what it holds.
-    A block gets into the cache by ``publish`` alone, after its KV is computed, and is full by then. As a request starts
-    writing behind the blocks it shares, no block with more than one reference is ever written.
+    A block gets into the cache by ``publish`` alone, after its KV is computed, and is full by then. A request writes
+    behind the blocks it shares, so no block with more than one reference is ever written.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -57,21 +57,32 @@ class BlockPool:
     def match_prefix(self, request: Request) -> list[int]:
         """Cached blocks that the request's tokens begin with.
 
-        At most floor((n - 1) / block_size), so that the last token is computed again, in a private block, for its
-        logits.
+        The last token is never among them: it is computed again, in a private block, for its logits.
         """
-        if not self._enable_prefix_caching:
-            return []
-        limit = (request.num_tokens - 1) // self.block_size
-        self._extend_keys(request, limit)
         matched: list[int] = []
-        for key in request.block_keys[:limit]:
+        for key in self.shareable_keys(request):
             # The key holds the tokens themselves, so the lookup compares them.
             block = self._cached.get(key)
             if block is None:
                 break
             matched.append(block)
         return matched
+
+    def shareable_keys(self, request: Request) -> list[BlockKey]:
+        """Names of the blocks that the request would take from the cache, were they there."""
+        if not self._enable_prefix_caching:
+            return []
+        limit = request.num_shareable_tokens // self.block_size
+        self._extend_keys(request, limit)
+        return request.block_keys[:limit]
+
+    def keys_filled(self, request: Request, num_computed: int) -> list[BlockKey]:
+        """Names of the blocks that become full as ``request.num_computed_tokens`` goes up to ``num_computed``."""
+        first, end = request.num_computed_tokens // self.block_size, num_computed // self.block_size
+        if not self._enable_prefix_caching or first == end:
+            return []
+        self._extend_keys(request, end)
+        return request.block_keys[first:end]
 
     def can_allocate(self, request: Request, matched: Sequence[int]) -> bool:
         """Whether ``allocate`` with this match would find the blocks."""
@@ -98,14 +109,43 @@ class BlockPool:
         request.block_table.append(self._take())
         return True
 
+    def extend(self, request: Request, num_draft: int) -> int:
+        """Take slots for tokens that are only proposed, while there are free blocks; returns for how many there are."""
+        wanted = self.blocks_for(request.num_tokens + num_draft)
+        while len(request.block_table) < wanted and self.num_free:
+            request.block_table.append(self._take())
+        return min(num_draft, len(request.block_table) * self.block_size - request.num_tokens)
+
+    def truncate(self, request: Request) -> None:
+        """Take back the blocks behind the request's known tokens, after a proposal was rejected."""
+        for _ in range(len(request.block_table) - self.blocks_for(request.num_tokens)):
+            block = request.block_table.pop()
+            self._ref_count[block] = 0
+            self._blank.append(block)
+
+    def fork(self, request: Request, fork: Request) -> bool:
+        """Let ``fork``, another choice of the same prompt, go on from the computed tokens of ``request``.
+
+        Full blocks are shared. One that is not full would be written by both, so the fork gets one of its own, and
+        ``fork.copy_from`` says what belongs into it. False if none is free.
+        """
+        num_full, rest = divmod(request.num_computed_tokens, self.block_size)
+        if rest and not self.num_free:
+            return False
+        self._holders.add(fork)
+        for block in request.block_table[:num_full]:
+            self._ref_count[block] += 1
+            fork.block_table.append(block)
+        if rest:
+            fork.block_table.append(self._take())
+            fork.copy_from = request.block_table[num_full]
+        return True
+
     def publish(self, request: Request, num_computed: int) -> None:
         """Cache the blocks that became full as ``request.num_computed_tokens`` goes up to ``num_computed``."""
-        first, end = request.num_computed_tokens // self.block_size, num_computed // self.block_size
-        if not self._enable_prefix_caching or first == end:
-            return
-        self._extend_keys(request, end)
-        for index in range(first, end):
-            key, block = request.block_keys[index], request.block_table[index]
+        first = request.num_computed_tokens // self.block_size
+        for index, key in enumerate(self.keys_filled(request, num_computed), first):
+            block = request.block_table[index]
             # Two requests may compute the same prefix side by side; the first one's block serves.
             if self._cached.setdefault(key, block) == block:
                 self._key[block] = key
@@ -121,18 +161,15 @@ class BlockPool:
                 else:
                     self._evictable[block] = None
         del request.block_table[:]
+        request.copy_from = None
         self._holders.discard(request)
 
     def clear_cache(self) -> None:
-        """Forget every cached prefix.
-
-        Raises:
-            BlockPoolError: a request holds blocks; it would go on to publish what builds on the forgotten ones.
-        """
-        if self._holders:
-            raise BlockPoolError(f"{len(self._holders)} requests hold blocks; clear the cache when none runs")
-        while self._evictable:
-            self._blank.append(self._evict())
+        """Forget every cached prefix, those in use too: whoever asks for one from now on computes it again."""
+        self._blank += self._evictable
+        self._evictable.clear()
+        self._cached.clear()
+        self._key = [None] * self.num_blocks
 
     def check_integrity(self) -> None:
         """Prove that no block leaked.

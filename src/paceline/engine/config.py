@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from paceline.errors import InputError
 
+MAX_TIMEOUT = 1e6
+"""Seconds; more would be a mistake."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -20,6 +23,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     """Token budget of a step."""
     enable_prefix_caching: bool = True
+    max_waiting: int | None = None
+    """Requests that may wait to be scheduled; more are refused. None: any number."""
+    request_timeout: float | None = None
+    """Seconds after which a request is given up, if it does not say itself."""
+    prompt_lookup_tokens: int = 0
+    """Longest proposal of prompt lookup for a step, in tokens; 0: no speculation."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end a text by themselves."""
 

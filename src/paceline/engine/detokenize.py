@@ -14,6 +14,10 @@ class TokenDecoder(Protocol):
         """The token's part of the text as UTF-8, perhaps half a code point; b"" for control tokens."""
         ...
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """Token ids of a word where it begins a text, and behind a space."""
+        ...
+
 
 class Detokenizer:
     """Text of one request.
@@ -34,16 +38,17 @@ class Detokenizer:
         self.stop_string: str | None = None
         """The stop string that ended the text; nothing is returned after it."""
 
-    def add(self, token_id: int) -> str:
-        return self._scan(self._utf8.decode(self._decoder.token_bytes(token_id)))
+    def add(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Append a token; without ``may_stop`` no stop string ends with it."""
+        return self._scan(self._utf8.decode(self._decoder.token_bytes(token_id)), may_stop)
 
     def finish(self) -> str:
         """The rest: what was held back, with U+FFFD for a code point that never got complete."""
-        shown = self._scan(self._utf8.decode(b"", final=True))
+        shown = self._scan(self._utf8.decode(b"", final=True), may_stop=True)
         rest, self._held = self._held, ""
         return shown + rest
 
-    def _scan(self, text: str) -> str:
+    def _scan(self, text: str, may_stop: bool) -> str:
         if not self._stops:
             return text
         if self.stop_string is not None:
@@ -53,7 +58,7 @@ class Detokenizer:
         for char in text:
             end += 1
             completed = [stop.text for stop in self._stops if stop.advance(char)]
-            if completed:
+            if completed and may_stop:
                 return self._end_at(end, max(completed, key=len))
         return self._release(len(self._held) - max(stop.matched for stop in self._stops))
 
@@ -83,7 +88,10 @@ class _StopString:
     def advance(self, char: str) -> bool:
         """Take the next character; True once the stop string is complete."""
         self.matched = self._extend(self.matched, char)
-        return self.matched == len(self.text)
+        if self.matched < len(self.text):
+            return False
+        self.matched = self._failure[self.matched]
+        return True
 
     def _extend(self, matched: int, char: str) -> int:
         while matched and self.text[matched] != char:

@@ -2,22 +2,25 @@
 
 import atexit
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import count
 from time import perf_counter_ns
 
-from paceline.engine.batch import BatchBuilder, Outcome, read_result
+from paceline.engine.batch import BatchBuilder, Outcome, Sample, read_result
 from paceline.engine.blocks import BlockPool
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import TokenDecoder
-from paceline.engine.door import check_token_ids, room_for_output
+from paceline.engine.door import Door
 from paceline.engine.generation import Generation
-from paceline.engine.request import Request, RequestOutput, SamplingParams
+from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.pace import Pace
+from paceline.engine.request import Request
+from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Chunk, Scheduler
 from paceline.engine.stats import Counters, EngineStats
-from paceline.errors import InputError, PacelineError
+from paceline.errors import InputError, OverloadedError, PacelineError
 from paceline.executors.base import Executor
 
 __all__ = ["Engine", "EngineConfig", "EngineStats"]
@@ -48,14 +51,19 @@ class Engine:
         self.config = config
         self._executor = executor
         self._decoder = decoder
+        self._door = Door(executor.spec.vocab_size, executor.kv_geometry, decoder, config)
         self._batches = BatchBuilder(executor.kv_geometry.block_size)
         self._counters = Counters()
+        self._pace = Pace()
+        self._deadlines: list[tuple[int, int, Generation]] = []
+        """A heap of (deadline_ns, arrival, generation); finished ones are dropped when it is their turn."""
         self._arrival_numbers = count()
-        # Guards what submit and abort share with the engine's thread: the next five.
+        # Guards what submit and abort share with the engine's thread: the next six.
         self._mailbox = threading.Condition()
         self._generations: dict[str, Generation] = {}
         self._arrived: list[Request] = []
         self._aborted: list[Generation] = []
+        self._cache_is_stale = False
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._start_afresh()
@@ -68,38 +76,55 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout: float | None = None,
     ) -> Request:
-        """Queue a request; its outputs come from ``step`` under ``request.request_id``.
+        """Queue a request; outputs of each of its ``choices`` come from ``step`` under the choice's ``request_id``.
+
+        ``timeout`` in seconds, instead of the engine's own.
 
         Raises:
             InputError: the request cannot be run; the message has the numbers.
+            OverloadedError: more requests wait than ``max_waiting`` allows.
             PacelineError: the engine is stopped.
         """
-        arrived_ns = perf_counter_ns()
-        prompt = list(prompt_ids)
-        check_token_ids(prompt, params, self._executor.spec.vocab_size)
-        max_output = room_for_output(len(prompt), params.max_tokens, self.config, self._executor.kv_geometry)
+        request = self._door.admit(
+            prompt_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, timeout=timeout
+        )
         with self._mailbox:
             if self._stopped:
                 raise PacelineError("the engine is stopped and takes no more requests")
-            request = Request(
-                request_id or f"req-{secrets.token_hex(12)}",
-                prompt,
-                params,
-                # 53 bits, so that a drawn seed can be returned in JSON and sent again from any language.
-                seed=secrets.randbits(53) if params.seed is None else params.seed % 2**64,
-                max_output_tokens=max_output,
-                arrival=next(self._arrival_numbers),
-                priority=priority,
-                cache_salt=cache_salt,
-                arrived_ns=arrived_ns,
-            )
-            if request.request_id in self._generations:
-                raise InputError(f"request id {request.request_id!r} is already in use", param="request_id")
-            self._generations[request.request_id] = Generation(request, self._decoder, self.config.eos_ids)
+            self._check_queue()
+            for choice in request.choices:
+                if choice.request_id in self._generations:
+                    raise InputError(f"request id {choice.request_id!r} is already in use", param="request_id")
+            for choice in request.choices:
+                choice.arrival = next(self._arrival_numbers)
+                self._generations[choice.request_id] = Generation(choice, self._decoder, self.config.eos_ids)
             self._arrived.append(request)
             self._mailbox.notify()
         return request
+
+    def _check_queue(self) -> None:
+        """Refuse a request that would wait behind too many others; one that starts with the next step does not."""
+        if self.config.max_waiting is None:
+            return
+        queued = len(self._scheduler.waiting) + len(self._scheduler.preempted)
+        seats = 0 if queued else self.config.max_num_seqs - len(self._scheduler.running)
+        arrived = len(self._arrived)
+        waiting = queued + max(arrived - seats, 0)
+        if arrived >= seats and waiting >= self.config.max_waiting:
+            raise OverloadedError(
+                f"{waiting} requests wait already, at most {self.config.max_waiting} may; try again later",
+                retry_after=self._pace.seconds_until_done(waiting + 1),
+            )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, at the latest before the next step."""
+        with self._mailbox:
+            if self._generations:
+                self._cache_is_stale = True
+            else:  # the engine's thread sleeps
+                self._pool.clear_cache()
 
     def abort(self, request_id: str) -> None:
         """End a request with its next step, in whatever state it is; unknown and finished ones are ignored."""
@@ -126,6 +151,8 @@ class Engine:
                 preemptions=self._counters.preemptions,
                 prefix_queries=self._counters.prefix_queries,
                 prefix_hits=self._counters.prefix_hits,
+                draft_tokens=self._counters.draft_tokens,
+                accepted_tokens=self._counters.accepted_tokens,
                 steps=self._counters.steps,
             )
 
@@ -181,6 +208,7 @@ class Engine:
         outputs: list[RequestOutput] = []
         try:
             self._take_mail(outputs)
+            self._end_overdue(outputs)
             chunks = self._scheduler.schedule()
             if chunks:
                 self._counters.steps += 1
@@ -199,12 +227,28 @@ class Engine:
         with self._mailbox:
             arrived, self._arrived = self._arrived, []
             aborted, self._aborted = self._aborted, []
+            if self._cache_is_stale:
+                self._pool.clear_cache()
+                self._cache_is_stale = False
         for request in arrived:
             self._scheduler.add(request)
+            if request.deadline_ns is not None:
+                for choice in request.choices:
+                    generation = self._generations[choice.request_id]
+                    heappush(self._deadlines, (request.deadline_ns, choice.arrival, generation))
         for generation in aborted:
             # Not there if it finished in the step before or was aborted twice; its id may be in use again.
-            if self._generations.get(generation.request.request_id) is generation:
+            if self._is_current(generation):
                 self._end(generation, generation.abort(), outputs)
+
+    def _end_overdue(self, outputs: list[RequestOutput]) -> None:
+        while self._deadlines and self._deadlines[0][0] <= perf_counter_ns():
+            *_, generation = heappop(self._deadlines)
+            if self._is_current(generation):
+                self._end(generation, generation.time_out(), outputs)
+
+    def _is_current(self, generation: Generation) -> bool:
+        return self._generations.get(generation.request.request_id) is generation
 
     def _execute(self, chunks: Sequence[Chunk]) -> list[Outcome]:
         """Run a step; if that fails, its chunks one by one, so that only those at fault are lost.
@@ -230,28 +274,53 @@ class Engine:
     def _commit(self, outcomes: Iterable[Outcome], outputs: list[RequestOutput]) -> None:
         now_ns = perf_counter_ns()
         for outcome in outcomes:
-            generation = self._generations[outcome.chunk.request.request_id]
+            request = outcome.chunk.request
             if outcome.error is not None:
                 # Not committed: its KV may be as bad as its logits, so it must not get into the prefix cache.
-                self._end(generation, generation.fail(outcome.error), outputs)
+                for failed in (*request.forks, request):
+                    generation = self._generations[failed.request_id]
+                    self._end(generation, generation.fail(outcome.error), outputs)
                 continue
-            self._scheduler.commit(outcome.chunk, outcome.token_id)
-            if outcome.token_id is None:
-                continue
-            self._count_token(generation.request, now_ns)
-            output = _advance(generation, outcome)
-            if output.finish_reason is None:
-                outputs.append(output)
-            else:
-                self._end(generation, output, outputs)
+            output = self._advance(request, outcome.samples, outcome.prompt_logprobs, now_ns)
+            self._scheduler.commit(outcome.chunk, 0 if output is None else len(output.token_ids))
+            for fork, sample in outcome.forks:
+                self._scheduler.start_fork(request, fork)
+                self._report(fork, self._advance(fork, [sample], (), now_ns), outputs)
+            if request.max_output_tokens == 0 and request.num_pending_tokens == 0:
+                self._counters.prompt_tokens += len(request.prompt_ids)
+                output = self._generations[request.request_id].complete(outcome.prompt_logprobs)
+            self._report(request, output, outputs)
 
-    def _count_token(self, request: Request, now_ns: int) -> None:
-        self._counters.generation_tokens += 1
-        if request.first_token_ns is None:
+    def _advance(
+        self,
+        request: Request,
+        samples: Sequence[Sample],
+        prompt_logprobs: tuple[TokenLogprobs, ...],
+        now_ns: int,
+    ) -> RequestOutput | None:
+        if samples and request.first_token_ns is None:
             request.first_token_ns = now_ns
-            self._counters.prompt_tokens += len(request.prompt_ids)
+            self._counters.prompt_tokens += 0 if request.is_fork else len(request.prompt_ids)
+        generation = self._generations[request.request_id]
+        try:
+            output = generation.advance(samples, prompt_logprobs)
+        except Exception as error:
+            logger.exception("request %s: its tokens have no text", request.request_id)
+            output = generation.fail(f"a token cannot be decoded: {error!r}")
+        if output is not None:
+            self._counters.generation_tokens += len(output.token_ids)
+        return output
+
+    def _report(self, request: Request, output: RequestOutput | None, outputs: list[RequestOutput]) -> None:
+        if output is None:
+            return
+        if output.finish_reason is None:
+            outputs.append(output)
+        else:
+            self._end(self._generations[request.request_id], output, outputs)
 
     def _end(self, generation: Generation, output: RequestOutput, outputs: list[RequestOutput]) -> None:
+        self._pace.count_end()
         self._scheduler.remove(generation.request)
         self._forget(generation)
         outputs.append(output)
@@ -263,7 +332,7 @@ class Engine:
     def _taken_generations(self) -> list[Generation]:
         """All but those that still wait in the mailbox."""
         with self._mailbox:
-            in_mailbox = set(self._arrived)
+            in_mailbox = {choice for request in self._arrived for choice in request.choices}
             return [generation for generation in self._generations.values() if generation.request not in in_mailbox]
 
     def _abort_all(self) -> list[RequestOutput]:
@@ -280,15 +349,6 @@ class Engine:
         kv = self._executor.kv_geometry
         self._pool = BlockPool(kv.num_blocks, kv.block_size, enable_prefix_caching=self.config.enable_prefix_caching)
         self._scheduler = Scheduler(self.config, self._pool, self._counters)
-
-
-def _advance(generation: Generation, outcome: Outcome) -> RequestOutput:
-    assert outcome.token_id is not None
-    try:
-        return generation.advance(outcome.token_id, outcome.logprobs)
-    except Exception as error:
-        logger.exception("request %s: token %d has no text", generation.request.request_id, outcome.token_id)
-        return generation.fail(f"token {outcome.token_id} cannot be decoded: {error!r}")
 
 
 def _deliver(sink: Sink, outputs: list[RequestOutput]) -> None:

@@ -1,13 +1,14 @@
 """Who computes which tokens in the next step."""
 
 from bisect import insort
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from paceline.engine.blocks import BlockPool
 from paceline.engine.config import EngineConfig
-from paceline.engine.request import Request
+from paceline.engine.request import BlockKey, Request
 from paceline.engine.stats import Counters
 
 
@@ -18,6 +19,8 @@ class Chunk(NamedTuple):
     num_tokens: int
     samples: bool
     """It reaches the last known token, so that the next one is sampled behind it."""
+    draft: tuple[int, ...] = ()
+    """The last of its tokens that are only proposed; behind each another one is sampled."""
 
 
 class Scheduler:
@@ -46,18 +49,30 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, finished or aborted, in whatever state it is, and free its blocks."""
+        """Take a request out, finished or aborted, in whatever state it is, and free its blocks.
+
+        Choices that wait for it start by themselves: the first of them computes the prompt for the others.
+        """
+        if request.forked_from is not None:
+            request.forked_from.forks.remove(request)
+            return
         for queue in (self.running, self.preempted, self.waiting):
             with suppress(ValueError):
                 queue.remove(request)
                 break
         self.pool.free(request)
+        if request.forks:
+            heir, *others = request.forks
+            heir.forked_from, heir.is_fork, heir.forks, request.forks = None, False, others, []
+            for fork in others:
+                fork.forked_from = heir
+            self.add(heir)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; empty only if there are no requests."""
         self._reserve_slots()
         # Tokens of decoding requests come first, so that no prefill delays them by more than one step's budget.
-        chunks = [Chunk(request, 1, samples=True) for request in self.running if request.num_pending_tokens == 1]
+        chunks = [_next_chunk(request, 1) for request in self.running if request.num_pending_tokens == 1]
         budget = self.config.max_num_batched_tokens - len(chunks)
         for request in self.running:
             if request.num_pending_tokens > 1 and budget:
@@ -65,22 +80,48 @@ class Scheduler:
                 budget -= chunks[-1].num_tokens
         # Preempted ones go before waiting ones: somebody has already read the beginning of their text.
         # The head of the line that does not fit holds up all behind it, so that nobody overtakes it.
-        while budget and len(self.running) < self.config.max_num_seqs:
-            queue = self.preempted or self.waiting
-            if not queue or not self._start(queue[0]):
+        prefixes: set[BlockKey] = set()
+        new = chunks
+        while budget and len(self.running) < self.config.max_num_seqs and (queue := self.preempted or self.waiting):
+            prefixes.update(self._prefixes_in(new))
+            if not self._start(queue[0], prefixes):
                 break
-            chunks.append(_next_chunk(queue.pop(0), budget))
-            budget -= chunks[-1].num_tokens
-        return chunks
+            new = [_next_chunk(queue.pop(0), budget)]
+            chunks += new
+            budget -= new[0].num_tokens
+        return self._with_drafts(chunks, budget) if self.config.prompt_lookup_tokens else chunks
 
-    def commit(self, chunk: Chunk, token_id: int | None) -> None:
-        """Record that a chunk's KV is computed, and the token sampled at its end, if it had one."""
+    def commit(self, chunk: Chunk, num_sampled: int) -> None:
+        """Record that a chunk's KV is computed, as far as its draft was right.
+
+        ``num_sampled`` tokens were sampled behind it and are in ``request.output_ids`` by now; all but the last of them
+        are what the draft said.
+        """
         request = chunk.request
-        num_computed = request.num_computed_tokens + chunk.num_tokens
+        num_computed = request.num_computed_tokens + chunk.num_tokens - len(chunk.draft) + max(num_sampled - 1, 0)
         self.pool.publish(request, num_computed)
         request.num_computed_tokens = num_computed
-        if token_id is not None:
-            request.append_output(token_id)
+        request.next_scored = max(request.next_scored, min(num_computed + 1, len(request.prompt_ids)))
+        request.copy_from = None
+        if chunk.draft:
+            self.pool.truncate(request)
+            assert request.drafter is not None
+            request.drafter.learn(len(chunk.draft), num_sampled - 1)
+            self.counters.draft_tokens += len(chunk.draft)
+            self.counters.accepted_tokens += num_sampled - 1
+
+    def start_fork(self, request: Request, fork: Request) -> None:
+        """Let a further choice run on the prompt that ``request`` has just computed, or wait if there is no room."""
+        request.forks.remove(fork)
+        fork.forked_from = None
+        fork.first_scheduled_ns = request.first_scheduled_ns
+        fork.num_cached_tokens = request.num_cached_tokens
+        fork.next_scored = len(fork.prompt_ids)
+        if len(self.running) < self.config.max_num_seqs and self.pool.fork(request, fork):
+            fork.num_computed_tokens = request.num_computed_tokens
+            insort(self.running, fork, key=lambda other: other.arrival)
+        else:
+            insort(self.preempted, fork, key=_rank)
 
     def _reserve_slots(self) -> None:
         """Give every running request the slot that its newest token needs, preempting others where the pool is full."""
@@ -101,9 +142,22 @@ class Scheduler:
         self.counters.preemptions += 1
         insort(self.preempted, request, key=_rank)
 
-    def _start(self, request: Request) -> bool:
-        """Let a request run, from behind what the prefix cache has of it; False if the pool has too few blocks."""
+    def _prefixes_in(self, chunks: Iterable[Chunk]) -> Iterator[BlockKey]:
+        """Names of the blocks that the chunks of prompts fill."""
+        for request, num_tokens, *_ in chunks:
+            if num_tokens > 1:
+                yield from self.pool.keys_filled(request, request.num_computed_tokens + num_tokens)
+
+    def _start(self, request: Request, prefixes: Container[BlockKey]) -> bool:
+        """Let a request run, from behind what the prefix cache has of it.
+
+        False if the pool has too few blocks, or if this very step computes the block that it needs next (one of
+        ``prefixes``): in the next step it can share that.
+        """
         matched = self.pool.match_prefix(request)
+        missing = self.pool.shareable_keys(request)[len(matched) : len(matched) + 1]
+        if missing and missing[0] in prefixes:
+            return False
         if not self.pool.can_allocate(request, matched):
             return False
         self.pool.allocate(request, matched)
@@ -116,6 +170,18 @@ class Scheduler:
         insort(self.running, request, key=lambda other: other.arrival)
         return True
 
+    def _with_drafts(self, chunks: Sequence[Chunk], budget: int) -> list[Chunk]:
+        """Decoding requests go on with tokens that are only proposed, where the budget and the pool have room left."""
+        extended = []
+        for chunk in chunks:
+            if chunk.samples and chunk.num_tokens == 1 and budget:
+                draft = chunk.request.propose(budget)
+                draft = draft[: self.pool.extend(chunk.request, len(draft))]
+                budget -= len(draft)
+                chunk = Chunk(chunk.request, 1 + len(draft), samples=True, draft=tuple(draft))
+            extended.append(chunk)
+        return extended
+
 
 def _rank(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
@@ -123,4 +189,4 @@ def _rank(request: Request) -> tuple[int, int]:
 
 def _next_chunk(request: Request, budget: int) -> Chunk:
     pending = request.num_pending_tokens
-    return Chunk(request, min(pending, budget), samples=pending <= budget)
+    return Chunk(request, min(pending, budget), samples=pending <= budget and request.max_output_tokens > 0)

@@ -15,6 +15,10 @@ class Counters:
     """Prompt tokens looked up in the prefix cache, once per request."""
     prefix_hits: int = 0
     """Those of them that it had."""
+    draft_tokens: int = 0
+    """Tokens that prompt lookup proposed."""
+    accepted_tokens: int = 0
+    """Those of them that came true."""
     steps: int = 0
 
 
@@ -35,4 +39,6 @@ class EngineStats:
     preemptions: int
     prefix_queries: int
     prefix_hits: int
+    draft_tokens: int
+    accepted_tokens: int
     steps: int

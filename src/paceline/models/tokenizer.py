@@ -93,6 +93,12 @@ class Tokenizer:
         """The bytes a token adds to the text before it: none for control tokens and for ids outside the vocabulary."""
         return self.vocabulary.token_bytes(token_id)
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """Token ids of a word where it begins a text, and behind a space; the latter without the space's own token."""
+        bare = self.encode(word.strip(), parse_special=False, add_special=False)
+        spaced = self.encode(" " + word.strip(), parse_special=False, add_special=False)
+        return [bare] if spaced[-len(bare) :] == bare else [bare, spaced]
+
 
 def _byte_level_bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]], split: Splitting) -> BPE:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}

@@ -54,6 +54,12 @@ def create_app(
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.post("/reset_prefix_cache", response_model=None)
+    async def reset_prefix_cache() -> dict[str, str]:
+        """Forget every cached prefix (vLLM's name): what is asked for from now on is computed again."""
+        model.engine.reset_prefix_cache()
+        return {"status": "ok"}
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)

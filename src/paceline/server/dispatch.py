@@ -5,16 +5,17 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import RequestOutput, SamplingParams
+from paceline.engine.outputs import RequestOutput
+from paceline.engine.sampling import SamplingParams
 from paceline.server.errors import ApiError
 from paceline.server.metrics import RequestClock, ServerMetrics
 
 
 class Mailbox:
-    """The engine requests of one HTTP request (one per prompt) and their outputs as they come.
+    """The engine requests of one HTTP request (``n`` per prompt) and their outputs as they come.
 
-    Iterating gives lists of (index of the prompt, output): everything that was ready at once. It ends after the last
-    output of every prompt. All methods belong to the event loop.
+    Iterating gives lists of (index of the choice, output): everything that was ready at once. It ends after the last
+    output of every choice. The first ``n`` choices are the first prompt's. All methods belong to the event loop.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -23,7 +24,7 @@ class Mailbox:
         self._outputs: list[tuple[int, RequestOutput]] = []
         self._unfinished: set[str] = set()
         self.seeds: list[int] = []
-        """The seed of each prompt's draws: the one asked for, or the one that was drawn for it."""
+        """The seed of each choice's draws: the one asked for, or the one that was drawn for it."""
         self.disconnected = False
         """The client went away, so the rest is for nobody."""
 
@@ -97,25 +98,32 @@ class Dispatcher:
         arrived: float,
         priority: int,
         cache_salt: str,
+        timeout: float | None,
     ) -> Mailbox:
         """Queue every prompt; ``arrived`` (``perf_counter`` seconds) is when the HTTP request came.
 
         Raises:
             InputError: the engine refuses a prompt; the others are aborted.
+            OverloadedError: too many requests wait; the other prompts are aborted.
             ApiError: the server is stopping (503).
         """
         if self._stopping:
             raise stopping_error()
         mailbox = Mailbox(self._engine)
         try:
-            for index, prompt_ids in enumerate(prompts):
-                request_id = f"{response_id}-{index}"
+            for number, prompt_ids in enumerate(prompts):
                 # The engine may answer before submit returns, but its outputs only reach the loop after this call.
                 request = self._engine.submit(
-                    prompt_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+                    prompt_ids,
+                    params,
+                    request_id=f"{response_id}-{number}",
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    timeout=timeout,
                 )
-                self._routes[request_id] = _Route(mailbox, index, RequestClock(arrived))
-                mailbox.add(request_id, request.seed)
+                for choice in request.choices:
+                    self._routes[choice.request_id] = _Route(mailbox, len(mailbox.seeds), RequestClock(arrived))
+                    mailbox.add(choice.request_id, choice.seed)
         except BaseException:
             mailbox.abort()
             raise

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from paceline.errors import InputError, PacelineError
+from paceline.errors import InputError, OverloadedError, PacelineError
 
 CLIENT_CLOSED = 499
 """nginx's status for a client that left before its answer; only the log sees it."""
@@ -35,6 +35,11 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     async def bad_request(_request: Request, error: InputError) -> Response:
         return JSONResponse(error_payload(400, str(error), param=error.param, code=error.code), 400)
+
+    @app.exception_handler(OverloadedError)
+    async def overloaded(_request: Request, error: OverloadedError) -> Response:
+        headers = {"Retry-After": str(error.retry_after)}
+        return JSONResponse(error_payload(503, str(error), code="server_overloaded"), 503, headers)
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from paceline.engine.engine import Engine
-from paceline.engine.request import RequestOutput
+from paceline.engine.outputs import RequestOutput
 
 # A `_created` series beside every histogram doubles the page and no vLLM board reads them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -61,6 +61,8 @@ class _EngineCollector(Collector):
             "num_preemptions": ("Requests preempted", stats.preemptions),
             "prefix_cache_queries": ("Tokens looked up in the prefix cache", stats.prefix_queries),
             "prefix_cache_hits": ("Tokens found in the prefix cache", stats.prefix_hits),
+            "spec_decode_num_draft_tokens": ("Tokens proposed by prompt lookup", stats.draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Proposed tokens that came true", stats.accepted_tokens),
         }
         for name, (documentation, value) in gauges.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)

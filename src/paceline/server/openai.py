@@ -10,15 +10,24 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline.engine.request import RequestOutput, SamplingParams, TokenLogprobs, Usage
+from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import InputError
 from paceline.server.body import parse_body, read_body
 from paceline.server.dispatch import Mailbox, stopping_error
 from paceline.server.errors import CLIENT_CLOSED, ApiError, error_payload
-from paceline.server.protocol import ChatRequest, CompletionRequest, ExtraFields
+from paceline.server.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, ExtraFields
 from paceline.server.service import Service, new_id
 from paceline.server.sse import DONE, ChunkEncoder, EventStream, event, watch_disconnect
-from paceline.server.wire import ChatChoice, CompletionChoice, Payload, timings_payload, usage_payload
+from paceline.server.wire import (
+    ChatChoice,
+    CompletionChoice,
+    Echo,
+    Payload,
+    prompt_logprobs_payload,
+    timings_payload,
+    usage_payload,
+)
 
 
 def openai_routes(service: Service) -> APIRouter:
@@ -33,6 +42,12 @@ def openai_routes(service: Service) -> APIRouter:
         extra_fields.check(request)
         name = service.served_name(request.model)
         params = request.to_sampling_params(service.default_sampling)
+        if len(request.prompt) * params.n > MAX_PROMPTS:
+            raise InputError(
+                f"{len(request.prompt)} prompts with n {params.n} are more than the {MAX_PROMPTS} answers that one "
+                "request may have",
+                param="n",
+            )
         prompts = await service.encode_prompts(request.prompt, parse_special=request.parse_special is not False)
         return await _answer(service, http, request, params, CompletionChoice, name, prompts, arrived)
 
@@ -73,43 +88,57 @@ class _Answer:
 
     mailbox: Mailbox
     choices: Sequence[ChatChoice | CompletionChoice]
+    num_choices: int
+    """Of each prompt, one prompt's after the other's."""
     envelope: Payload
     """id, object, created and model: the fields of every event and of the whole body."""
     log: dict[str, Any]
     """The request's state; its ``log_detail`` ends up in the log line."""
-    finished: list[tuple[RequestOutput, Usage]] = field(default_factory=list)
+    prompt_logprobs: Sequence[list[TokenLogprobs]]
+    """Of each prompt, as far as they are computed."""
+    finished: dict[int, RequestOutput] = field(default_factory=dict)
+    """The last output of each choice that has ended."""
 
-    def take(self, output: RequestOutput) -> None:
-        """Note an output's end, if it is one.
+    def take(self, outputs: Sequence[tuple[int, RequestOutput]]) -> None:
+        """Note what is news to the whole answer.
 
         Raises:
-            ApiError: the engine failed on it (500) or the server is stopping (503); the other prompts are aborted.
+            ApiError: the engine failed on a choice (500), gave it up (504), or the server is stopping (503); the other
+                choices are aborted.
         """
-        if output.finish_reason is None:
-            return
-        failure = self._failure(output)
-        if failure is not None:
-            self.log["log_detail"] = "client closed the connection" if self.mailbox.disconnected else str(failure)
-            self.mailbox.abort()
-            raise failure
-        assert output.usage is not None
-        self.finished.append((output, output.usage))
-        usage, reasons = self.usage(), ", ".join(str(last.finish_reason) for last, _ in self.finished)
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        self.log["log_detail"] = (
-            f"{usage['prompt_tokens']} prompt ({cached} cached) + {usage['completion_tokens']} tokens, {reasons}"
-        )
+        for index, output in outputs:
+            self.prompt_logprobs[index // self.num_choices].extend(output.prompt_logprobs)
+            if output.finish_reason is None:
+                continue
+            failure = _failure(output)
+            if failure is not None:
+                self.log["log_detail"] = "client closed the connection" if self.mailbox.disconnected else str(failure)
+                self.mailbox.abort()
+                raise failure
+            self.finished[index] = output
+        if len(self.finished) == len(self.choices):
+            self.log["log_detail"] = self._summary()
 
     def usage(self) -> Payload:
-        return usage_payload([usage for _, usage in self.finished])
+        """Of the whole answer, when all of it is there."""
+        usages = [output.usage for _, output in sorted(self.finished.items()) if output.usage is not None]
+        return usage_payload(usages, self.num_choices)
 
-    @staticmethod
-    def _failure(output: RequestOutput) -> ApiError | None:
-        if output.finish_reason == "error":
-            return ApiError(500, output.error or "The engine failed on this request", code="generation_failed")
-        if output.finish_reason == "abort":
-            return stopping_error()
-        return None
+    def _summary(self) -> str:
+        usage, reasons = self.usage(), ", ".join(str(last.finish_reason) for last in self.finished.values())
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return f"{usage['prompt_tokens']} prompt ({cached} cached) + {usage['completion_tokens']} tokens, {reasons}"
+
+
+def _failure(output: RequestOutput) -> ApiError | None:
+    if output.finish_reason == "error":
+        return ApiError(500, output.error or "The engine failed on this request", code="generation_failed")
+    if output.finish_reason == "timeout":
+        # The header keeps OpenAI's clients from trying at once what has just taken too long.
+        return ApiError(504, output.error or "timeout", code="request_timeout", headers={"x-should-retry": "false"})
+    if output.finish_reason == "abort":
+        return stopping_error()
+    return None
 
 
 async def _answer(
@@ -131,22 +160,52 @@ async def _answer(
             arrived=arrived,
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
+            timeout=request.timeout,
         )
     except InputError as error:
         if error.param == "prompt":  # the engine's word for what this endpoint may call otherwise
             error.param = kind.prompt_field
         raise
+    prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]
     answer = _Answer(
         mailbox,
-        [kind(index, service.model.tokenizer.vocabulary) for index in range(len(prompts))],
+        _choices(service, request, params, prompts, prompt_logprobs),
+        params.n,
         {"id": response_id, "object": kind.object, "created": int(time.time()), "model": name},
         http.scope["state"],
+        prompt_logprobs,
     )
     if request.stream:
         answer.envelope["object"] = kind.chunk_object
         return EventStream(_events(answer, include_usage=request.include_usage), mailbox.disconnect)
     async with watch_disconnect(http.receive, mailbox.disconnect):
-        return await _whole(answer)
+        body = await _whole(answer)
+    if body is None:
+        return Response(status_code=CLIENT_CLOSED)
+    if request.prompt_logprobs is not None:
+        _add_prompt_logprobs(body, answer, service)
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _choices(
+    service: Service,
+    request: CompletionRequest | ChatRequest,
+    params: SamplingParams,
+    prompts: Sequence[Sequence[int]],
+    prompt_logprobs: Sequence[Sequence[TokenLogprobs]],
+) -> list[ChatChoice] | list[CompletionChoice]:
+    vocabulary = service.model.tokenizer.vocabulary
+    if isinstance(request, ChatRequest):
+        return [ChatChoice(index, vocabulary) for index in range(params.n)]
+    echoes: list[Echo | None] = [None] * len(prompts)
+    if request.echo:
+        decode = service.model.tokenizer.decode
+        texts = [p if isinstance(p, str) else decode(p, skip_special=False) for p in request.prompt]
+        echoes = [
+            Echo(text, ids, logprobs, has_logprobs=params.logprobs is not None)
+            for text, ids, logprobs in zip(texts, prompts, prompt_logprobs, strict=True)
+        ]
+    return [CompletionChoice(index, vocabulary, echoes[index // params.n]) for index in range(len(prompts) * params.n)]
 
 
 async def _events(answer: _Answer, *, include_usage: bool) -> AsyncIterator[bytes]:
@@ -159,9 +218,9 @@ async def _events(answer: _Answer, *, include_usage: bool) -> AsyncIterator[byte
         yield opening
     try:
         async for outputs in answer.mailbox:
+            answer.take(outputs)
             events = []
             for index, output in outputs:
-                answer.take(output)
                 events.append(encoders[index].output(output))
                 if output.finish_reason is not None:
                     events.append(encoders[index].finish(output, answer.mailbox.seeds[index]))
@@ -175,37 +234,43 @@ async def _events(answer: _Answer, *, include_usage: bool) -> AsyncIterator[byte
     yield DONE
 
 
-async def _whole(answer: _Answer) -> Response:
+async def _whole(answer: _Answer) -> Payload | None:
+    """The body of an answer that is not streamed; None if nobody waits for it any more."""
     texts: list[list[str]] = [[] for _ in answer.choices]
     tokens: list[list[TokenLogprobs]] = [[] for _ in answer.choices]
-    last: dict[int, RequestOutput] = {}
     try:
         async for outputs in answer.mailbox:
+            answer.take(outputs)
             for index, output in outputs:
-                answer.take(output)
                 texts[index].append(output.text)
                 tokens[index].extend(output.logprobs)
-                last[index] = output
     except ApiError:
         if answer.mailbox.disconnected:
-            return Response(status_code=CLIENT_CLOSED)
+            return None
         raise
     choices = [
-        choice.whole(
-            "".join(texts[index]),
-            choice.logprobs(tokens[index]) if tokens[index] else None,
-            last[index],
-            answer.mailbox.seeds[index],
-        )
+        choice.whole("".join(texts[index]), tokens[index], answer.finished[index], answer.mailbox.seeds[index])
         for index, choice in enumerate(answer.choices)
     ]
     body = answer.envelope | {"choices": choices, "usage": answer.usage()}
-    if len(answer.finished) == 1:
-        # Times of several prompts at once cannot be told as one.
-        output, usage = answer.finished[0]
-        assert output.timings is not None
-        body["timings"] = timings_payload(output.timings, usage)
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    if len(answer.choices) == 1:
+        # Times of several answers at once cannot be told as one.
+        last = answer.finished[0]
+        assert last.timings is not None
+        assert last.usage is not None
+        body["timings"] = timings_payload(last.timings, last.usage)
+    return body
+
+
+def _add_prompt_logprobs(body: Payload, answer: _Answer, service: Service) -> None:
+    """As in vLLM: in each choice of a completion, beside the choices of a chat."""
+    vocabulary = service.model.tokenizer.vocabulary
+    reports = [prompt_logprobs_payload(each, vocabulary) for each in answer.prompt_logprobs]
+    if isinstance(answer.choices[0], ChatChoice):
+        body["prompt_logprobs"] = reports[0]
+        return
+    for index, choice in enumerate(body["choices"]):
+        choice["prompt_logprobs"] = reports[index // answer.num_choices]
 
 
 def _body_schema(model: type[BaseModel]) -> Payload:

@@ -4,11 +4,12 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
-from paceline.engine.request import MAX_LOGPROBS, SamplingParams
+from paceline.engine.sampling import MAX_LOGPROBS, SamplingParams
 from paceline.errors import InputError
 from paceline.models.conversation import joined_text_parts
 from paceline.server.body import as_json
@@ -25,13 +26,11 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
     "continuous_usage_stats": (False,),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -39,12 +38,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1.0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -163,6 +159,12 @@ class GenerationRequest(WireModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_keyed_by_token_id)] = None
+    n: int | None = None
+    min_tokens: int | None = None
+    bad_words: Annotated[list[str] | None, FailFast()] = None
+    prompt_logprobs: int | None = None
+    timeout: float | None = None
+    """Seconds until the request is given up."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -194,6 +196,10 @@ class GenerationRequest(WireModel):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": self.logit_bias,
+            "n": self.n,
+            "min_tokens": self.min_tokens,
+            "bad_words": None if self.bad_words is None else tuple(self.bad_words),
+            "prompt_logprobs": self.prompt_logprobs,
         }
         set_fields = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(**{**defaults, **set_fields, "max_tokens": max_tokens, "logprobs": logprobs})
@@ -202,17 +208,27 @@ class GenerationRequest(WireModel):
 class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompt_list)]
     logprobs: int | None = None
+    echo: bool | None = None
+    """Begin the answer with the prompt."""
     parse_special: bool | None = None
     """False: text that spells a special token stays text (llama.cpp's name)."""
 
     def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         default_tokens = defaults.get("max_tokens", DEFAULT_COMPLETION_TOKENS)
         max_tokens = default_tokens if self.max_tokens is None else self.max_tokens
-        return self.sampling_params(max_tokens, self.logprobs, defaults)
+        if max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise InputError(
+                "max_tokens is 0, which is for echo and prompt_logprobs: nothing is asked", param="max_tokens"
+            )
+        params = self.sampling_params(max_tokens, self.logprobs, defaults)
+        if self.echo and params.prompt_logprobs is None:
+            return replace(params, prompt_logprobs=params.logprobs)
+        return params
 
 
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], FailFast(), AfterValidator(_not_empty)]
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     """OpenAI's newer name for ``max_tokens``; it wins where both are given."""
     logprobs: bool | None = None
@@ -247,6 +263,11 @@ class ExtraFields:
             if not request.stream:
                 raise InputError("stream_options needs stream: true", param="stream_options")
             self._check(request.stream_options, "stream_options.")
+        if request.stream and request.prompt_logprobs is not None:
+            raise InputError(
+                "prompt_logprobs come with whole answers alone; leave stream out, or use echo with logprobs",
+                param="prompt_logprobs",
+            )
         if isinstance(request, ChatRequest):
             for index, message in enumerate(request.messages):
                 self._check(message, f"messages[{index}].")

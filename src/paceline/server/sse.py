@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.engine.request import RequestOutput
+from paceline.engine.outputs import RequestOutput
 from paceline.server.wire import Choice, Payload, timings_payload
 
 DONE = b"data: [DONE]\n\n"
@@ -27,11 +27,12 @@ def event(payload: Payload) -> bytes:
 class ChunkEncoder:
     """The events of one choice. All of a text event but the text is encoded once."""
 
-    __slots__ = ("_choice", "_envelope", "_prefix", "_suffix")
+    __slots__ = ("_begun", "_choice", "_envelope", "_prefix", "_suffix")
 
     def __init__(self, choice: Choice, envelope: Payload) -> None:
         self._choice = choice
         self._envelope = envelope
+        self._begun = False
         self._prefix, self._suffix = self._chunk(choice.piece(_MARK, None)).split(_encode(_MARK))
 
     def opening(self) -> bytes:
@@ -40,6 +41,11 @@ class ChunkEncoder:
 
     def output(self, output: RequestOutput) -> bytes:
         """The events of one output; empty while text is held back."""
+        begun, self._begun = self._begun, self._begun or bool(output.token_ids) or output.finish_reason is not None
+        beginning = self._choice.beginning() if self._begun and not begun else None
+        return (b"" if beginning is None else self._chunk(beginning)) + self._text(output)
+
+    def _text(self, output: RequestOutput) -> bytes:
         if output.logprobs:
             return self._chunk(self._choice.piece(output.text, self._choice.logprobs(output.logprobs)))
         if output.text:
