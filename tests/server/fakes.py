@@ -84,7 +84,8 @@ class ScriptedExecutor:
             raise ExecutorError("poisoned prompt")
         self.sequences_per_step.append(batch.num_sequences)
         self.token_ids += batch.token_ids.tolist()
-        tokens = np.array([self._token(int(position)) for position in batch.draw_position], dtype=np.int32)
+        said = [self._token(int(position)) for position in batch.draw_position]
+        tokens = np.where(batch.target_ids < 0, said, batch.target_ids).astype(np.int32)
         rows, k = batch.num_rows, max(batch.num_logprobs.tolist(), default=-1)
         asked = k >= 0
         return StepResult(
@@ -108,9 +109,8 @@ def tiny_model(
     """What ``paceline.loading.load_model`` returns, for ``create_app``."""
     executor = executor or ScriptedExecutor()
     tokenizer = tiny_tokenizer()
-    config = EngineConfig(
-        max_model_len=limits.get("max_model_len", 4096), max_num_seqs=max_num_seqs, eos_ids=tokenizer.eos_ids
-    )
+    limits = {"max_model_len": 4096} | limits
+    config = EngineConfig(max_num_seqs=max_num_seqs, eos_ids=tokenizer.eos_ids, **limits)
     engine = Engine(executor, tokenizer, config)
 
     def close() -> None:

@@ -26,7 +26,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETIONS, {"prompt": ""}, "prompt", "empty"),
         (COMPLETIONS, {"prompt": [259]}, "prompt", "259, the vocabulary has ids 0 to 258"),
         (COMPLETIONS, {"prompt": "x" * 4096}, "prompt", "4096 tokens, the context holds 4096"),
-        (COMPLETIONS, {"prompt": "x", "max_tokens": -5}, "max_tokens", "at least 1, got -5"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": -5}, "max_tokens", "at least 0, got -5"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens", 'valid integer, got "5"'),
         (COMPLETIONS, {"prompt": "x", "temperature": -0.5}, "temperature", "a finite number of at least 0, got -0.5"),
         (COMPLETIONS, {"prompt": "x", "top_p": 0}, "top_p", "above 0"),

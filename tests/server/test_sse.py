@@ -39,7 +39,7 @@ def test_speed_is_told_only_where_there_is_one() -> None:
 
 
 def test_usage_is_the_sum_over_the_prompts() -> None:
-    assert usage_payload([Usage(3, 4, 1), Usage(5, 6, 2)]) == {
+    assert usage_payload([Usage(3, 4, 1), Usage(5, 6, 2)], 1) == {
         "prompt_tokens": 8,
         "completion_tokens": 10,
         "total_tokens": 18,

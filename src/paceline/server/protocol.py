@@ -228,7 +228,6 @@ class CompletionRequest(GenerationRequest):
 
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], FailFast(), AfterValidator(_not_empty)]
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     """OpenAI's newer name for ``max_tokens``; it wins where both are given."""
     logprobs: bool | None = None
@@ -242,6 +241,8 @@ class ChatRequest(GenerationRequest):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if max_tokens is None:
             max_tokens = defaults.get("max_tokens")
+        if max_tokens == 0:
+            raise InputError("max_tokens must be at least 1, got 0", param="max_tokens")
         return self.sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, defaults)
 
 
