@@ -55,6 +55,63 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
         llm.generate("Hello", lengths)
 
 
+def test_several_choices_come_with_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, seed=1, n=3, max_tokens=8, ignore_eos=True)
+    (result,) = llm.generate("The capital of France is", params, use_tqdm=False)
+    assert len({output.text for output in result.outputs}) == 3
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(result.prompt_token_ids), 24)
+
+
+def test_score_tells_which_continuation_is_likeliest(llm: LLM) -> None:
+    scores = llm.score("The capital of France is", [" Paris", " London", " banana bread"], use_tqdm=False)
+    assert scores[0].is_greedy
+    assert not scores[2].is_greedy
+    assert scores[0].logprob > scores[1].logprob > scores[2].logprob
+    assert [len(score.logprobs) for score in scores][:2] == [1, 1]
+
+
+def test_score_says_what_generation_says(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=12, logprobs=0, ignore_eos=True)
+    (result,) = llm.generate("Once upon a time", params, use_tqdm=False)
+    answer = result.outputs[0]
+    (score,) = llm.score([list(result.prompt_token_ids)], [list(answer.token_ids)], use_tqdm=False)
+    assert score.token_ids == answer.token_ids
+    assert score.logprobs == tuple(entry.logprob for entry in answer.logprobs)
+
+
+def test_score_computes_a_shared_prompt_once(llm: LLM) -> None:
+    before = llm.model.engine.stats()
+    prompt = " ".join(str(number) for number in range(100))
+    scores = llm.score(prompt, [f" {number}" for number in range(100, 150)], use_tqdm=False)
+    assert len(scores) == 50
+    after = llm.model.engine.stats()
+    hits, queries = after.prefix_hits - before.prefix_hits, after.prefix_queries - before.prefix_queries
+    length = len(llm.model.tokenizer.encode(prompt))
+    assert hits >= 49 * ((length - 1) // 32 * 32)
+    assert queries - hits < length + 50 * 36
+
+
+def test_score_needs_something_to_score(llm: LLM) -> None:
+    with pytest.raises(InputError, match="a continuation has no tokens"):
+        llm.score("Hello", [""])
+    with pytest.raises(InputError, match="a prompt has no tokens"):
+        llm.score("", ["Hello"])
+    with pytest.raises(InputError, match="2 prompts for 3 continuations"):
+        llm.score(["a", "b"], ["c", "d", "e"])
+
+
+def test_bad_words_never_come_about(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, bad_words=["Paris"])
+    text = llm.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0].text
+    assert "Paris" not in text
+
+
+def test_min_tokens_put_the_end_off(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, min_tokens=30)
+    (result,) = llm.chat([{"role": "user", "content": "Say yes."}], params, use_tqdm=False)
+    assert len(result.outputs[0].token_ids) >= 30
+
+
 def test_stop_strings_and_logprobs_come_through(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, stop=[" 8"], logprobs=2)
     output = llm.generate("1, 2, 3, 4,", params, use_tqdm=False)[0].outputs[0]

@@ -14,8 +14,8 @@ import pytest
 
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.outputs import TokenLogprobs
-from paceline.engine.sampling import SamplingParams
+from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.sampling import SamplingParams, choice_seed
 from paceline.executors.base import Float32
 from paceline.executors.native import KVDType, NativeExecutor
 from paceline.models.architectures import model_weights
@@ -268,4 +268,64 @@ def test_answers_are_the_same_after_preemptions(subject: Subject, answers_alone:
     engine = make_engine(executor)
     assert run(engine, dict(enumerate(prompts(subject)))) == answers_alone
     assert engine.stats().preemptions > 0
+    executor.close()
+
+
+def everything(engine: Engine, ids: list[int], params: SamplingParams) -> list[list[RequestOutput]]:
+    """For each choice, all that its owner is told."""
+    request = engine.submit(ids, params)
+    news: dict[str, list[RequestOutput]] = {choice.request_id: [] for choice in request.choices}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            news[output.request_id].append(output)
+    return [news[choice.request_id] for choice in request.choices]
+
+
+def answer_of(outputs: list[RequestOutput]) -> Answer:
+    return Answer(
+        [token for output in outputs for token in output.token_ids],
+        [entry for output in outputs for entry in output.logprobs],
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_prompt_lookup_changes_nothing(subject: Subject, temperature: float) -> None:
+    executor = subject.executor()
+    plain, speculating = make_engine(executor), make_engine(executor, prompt_lookup_tokens=8)
+    for seed in range(8):
+        # Text that repeats itself, so that there is something to propose.
+        ids = subject.random_tokens(7, seed=seed) * 6
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=48, logprobs=2, ignore_eos=True)
+        assert answer_of(*everything(speculating, ids, params)) == answer_of(*everything(plain, ids, params))
+    assert speculating.stats().draft_tokens > 0
+    executor.close()
+
+
+def test_a_choice_is_what_its_seed_says_alone(subject: Subject) -> None:
+    executor = subject.executor()
+    engine = make_engine(executor)
+    ids = subject.random_tokens(45)
+    params = SamplingParams(temperature=1.0, seed=3, n=4, max_tokens=12, logprobs=2, ignore_eos=True)
+    choices = everything(engine, ids, params)
+    engine.reset_prefix_cache()
+    for index, outputs in enumerate(choices):
+        alone = replace(params, n=1, seed=choice_seed(3, index))
+        assert answer_of(*everything(engine, ids, alone)) == answer_of(outputs)
+    executor.close()
+
+
+def test_a_prompt_scores_what_it_was_given_when_it_was_generated(subject: Subject) -> None:
+    """Whatever the chunks, and whatever part of it was cached."""
+    executor = subject.executor()
+    ids = subject.random_tokens(45)
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=40, logprobs=2, ignore_eos=True)
+    answer = answer_of(*everything(make_engine(executor), ids, params))
+    for budget in (512, 16):
+        engine = make_engine(executor, max_num_seqs=16, max_num_batched_tokens=budget)
+        for _ in range(2):
+            scoring = SamplingParams(max_tokens=0, prompt_logprobs=2, prompt_logprobs_from=45)
+            (outputs,) = everything(engine, ids + answer.token_ids, scoring)
+            assert [entry for output in outputs for entry in output.prompt_logprobs] == answer.logprobs
+        assert engine.stats().prefix_hits == 32
     executor.close()
