@@ -164,6 +164,7 @@ def run_model(opened: OpenModel, options: EngineOptions) -> LoadedModel:
         enable_prefix_caching=options.enable_prefix_caching,
         max_waiting=options.max_waiting,
         request_timeout=options.request_timeout,
+        target_itl_ms=options.target_itl,
         prompt_lookup_tokens=options.prompt_lookup_tokens,
         eos_ids=opened.tokenizer.eos_ids,
     )

@@ -41,6 +41,9 @@ class EngineOptions:
     """Requests that may wait to be scheduled; more are refused. None: any number."""
     request_timeout: float | None = None
     """Seconds after which a request is given up, if it does not say itself; None: never."""
+    target_itl: float | None = None
+    """Milliseconds between two tokens of a request that prompts of others should not exceed; None: prompts are computed
+    as fast as can be."""
     prompt_lookup_tokens: int = 0
     """Longest proposal of prompt lookup, in tokens: what followed the last few tokens where they came before is checked
     in one step. The output stays the same. 0: none."""
@@ -81,6 +84,9 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise InputError(f"{name} is {value!r}; a number of at least 0 is needed", param=name)
+        target = self.target_itl
+        if target is not None and not (isinstance(target, int | float) and target > 0):
+            raise InputError(f"target_itl is {target!r}; milliseconds above 0 are needed", param="target_itl")
         timeout = self.request_timeout
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT):
             raise InputError(

@@ -5,9 +5,9 @@ import pytest
 
 from paceline.engine.bans import Bans
 from paceline.engine.batch import BatchBuilder, Sample, read_result
+from paceline.engine.chunk import Chunk
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk
 from paceline.errors import ExecutorError
 from paceline.executors.base import RowStatus, StepResult
 from tests.engine.drive import make_request

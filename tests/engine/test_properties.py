@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from paceline.engine.chunk import Chunk
 from paceline.engine.engine import Engine
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk
 from tests.engine.drive import Answer, check_clean, collect, make_engine, run
 from tests.engine.fake_executor import FakeExecutor
 

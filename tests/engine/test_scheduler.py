@@ -1,15 +1,17 @@
 from paceline.engine.blocks import BlockPool
+from paceline.engine.chunk import Chunk
 from paceline.engine.config import EngineConfig
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk, Scheduler
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.stats import Counters
+from paceline.engine.step_cost import StepCost
 from tests.engine.drive import make_request
 
 
 def make_scheduler(num_blocks: int = 64, *, max_num_seqs: int = 8, budget: int = 16) -> Scheduler:
     config = EngineConfig(max_model_len=256, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    return Scheduler(config, BlockPool(num_blocks, 4), Counters())
+    return Scheduler(config, BlockPool(num_blocks, 4), Counters(), StepCost())
 
 
 def shares(chunks: list[Chunk]) -> dict[str, int]:
@@ -197,7 +199,7 @@ def test_a_prefix_that_this_step_computes_is_waited_for() -> None:
 
 def test_without_a_cache_nobody_waits_for_a_prefix() -> None:
     config = EngineConfig(max_model_len=256, max_num_seqs=8, max_num_batched_tokens=32)
-    scheduler = Scheduler(config, BlockPool(64, 4, enable_prefix_caching=False), Counters())
+    scheduler = Scheduler(config, BlockPool(64, 4, enable_prefix_caching=False), Counters(), StepCost())
     add(scheduler, *(make_request(range(10), arrival=i) for i in range(3)))
     assert step(scheduler) == {"r0": 10, "r1": 10, "r2": 10}
 

@@ -9,9 +9,9 @@ import psutil
 from numpy.random import default_rng
 
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.chunk import Chunk
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk
 from paceline.loading import LoadedModel
 
 _STATUS = Path("/proc/self/status")

@@ -66,6 +66,14 @@ def serve(
         float | None,
         typer.Option(help="Seconds until a request is given up that does not say itself (timeout). Default: never."),
     ] = None,
+    target_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest pause that other requests' prompts should cause within an answer, such as 50ms: each step "
+            "computes no more of them than fits. Default: prompts go first.",
+        ),
+    ] = None,
     prompt_lookup: Annotated[
         int,
         typer.Option(
@@ -86,7 +94,7 @@ def serve(
     Example: paceline serve smollm2-135m --port 8000
     """
     from paceline.cli.pull import pull_progress
-    from paceline.cli.size import parse_context, parse_size
+    from paceline.cli.size import parse_context, parse_milliseconds, parse_size
     from paceline.loading import load_model
     from paceline.options import EngineOptions
     from paceline.server.address import bind
@@ -107,6 +115,7 @@ def serve(
         enable_prefix_caching=prefix_caching,
         max_waiting=max_waiting,
         request_timeout=request_timeout,
+        target_itl=None if target_itl is None else parse_milliseconds(target_itl),
         prompt_lookup_tokens=prompt_lookup,
     )
     # Before the model is loaded: a port that is taken is told at once.

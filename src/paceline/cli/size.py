@@ -1,4 +1,4 @@
-"""Sizes as options write them."""
+"""Sizes and times as options write them."""
 
 import re
 from typing import Literal
@@ -31,3 +31,16 @@ def parse_context(text: str | None) -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < 2:
         raise InputError(f"--max-model-len {text!r} is no number of tokens from 2 on, nor auto", param="max_model_len")
     return int(text)
+
+
+def parse_milliseconds(text: str) -> float:
+    """Milliseconds of ``--target-itl``: ``50ms``, ``0.05s``, or a number of milliseconds.
+
+    Raises:
+        InputError: it is no such time, or zero.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)?", text.strip())
+    milliseconds = float(match[1]) * (1000 if match[2] == "s" else 1) if match else 0.0
+    if not milliseconds:
+        raise InputError(f"--target-itl {text!r} is not a time; write it like 50ms or 0.05s", param="target_itl")
+    return milliseconds

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.engine.chunk import Chunk
 from paceline.engine.outputs import TokenLogprobs
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk
 from paceline.errors import ExecutorError
 from paceline.executors.base import Batch, Float32, Int32, RowStatus, StepResult
 

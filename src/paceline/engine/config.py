@@ -27,6 +27,9 @@ class EngineConfig:
     """Requests that may wait to be scheduled; more are refused. None: any number."""
     request_timeout: float | None = None
     """Seconds after which a request is given up, if it does not say itself."""
+    target_itl_ms: float | None = None
+    """Longest time between two tokens of a request that prompts of others should cause, in milliseconds: each step
+    takes on no more of them than are expected to fit. None: as much as ``max_num_batched_tokens`` allows."""
     prompt_lookup_tokens: int = 0
     """Longest proposal of prompt lookup for a step, in tokens; 0: no speculation."""
     eos_ids: frozenset[int] = frozenset()

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 
 from paceline.engine.batch import BatchBuilder, Outcome, Sample, read_result
 from paceline.engine.blocks import BlockPool
+from paceline.engine.chunk import Chunk
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.door import Door
@@ -18,8 +19,9 @@ from paceline.engine.outputs import RequestOutput, TokenLogprobs
 from paceline.engine.pace import Pace
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.scheduler import Chunk, Scheduler
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.stats import Counters, EngineStats
+from paceline.engine.step_cost import StepCost, StepWork
 from paceline.errors import InputError, OverloadedError, PacelineError
 from paceline.executors.base import Executor
 
@@ -55,6 +57,7 @@ class Engine:
         self._batches = BatchBuilder(executor.kv_geometry.block_size)
         self._counters = Counters()
         self._pace = Pace()
+        self._cost = StepCost()
         self._deadlines: list[tuple[int, int, Generation]] = []
         """A heap of (deadline_ns, arrival, generation); finished ones are dropped when it is their turn."""
         self._arrival_numbers = count()
@@ -206,13 +209,16 @@ class Engine:
 
     def _step(self) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
+        started_ns = perf_counter_ns()
         try:
             self._take_mail(outputs)
             self._end_overdue(outputs)
             chunks = self._scheduler.schedule()
             if chunks:
                 self._counters.steps += 1
+                work = StepWork.of(chunks)
                 self._commit(self._execute(chunks), outputs)
+                self._cost.observe(work, (perf_counter_ns() - started_ns) / 1e6)
             elif self._scheduler.num_requests:
                 raise RuntimeError(f"none of {self._scheduler.num_requests} requests can be scheduled")
         except Exception as bug:
@@ -348,7 +354,7 @@ class Engine:
         """Begin with an empty pool and no requests: after a bug nothing that was cached can be trusted."""
         kv = self._executor.kv_geometry
         self._pool = BlockPool(kv.num_blocks, kv.block_size, enable_prefix_caching=self.config.enable_prefix_caching)
-        self._scheduler = Scheduler(self.config, self._pool, self._counters)
+        self._scheduler = Scheduler(self.config, self._pool, self._counters, self._cost)
 
 
 def _deliver(sink: Sink, outputs: list[RequestOutput]) -> None:

@@ -4,23 +4,14 @@ from bisect import insort
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import NamedTuple
 
 from paceline.engine.blocks import BlockPool
+from paceline.engine.budget import StepBudget
+from paceline.engine.chunk import Chunk
 from paceline.engine.config import EngineConfig
 from paceline.engine.request import BlockKey, Request
 from paceline.engine.stats import Counters
-
-
-class Chunk(NamedTuple):
-    """A request's share of a step: its next ``num_tokens`` tokens from ``request.num_computed_tokens`` on."""
-
-    request: Request
-    num_tokens: int
-    samples: bool
-    """It reaches the last known token, so that the next one is sampled behind it."""
-    draft: tuple[int, ...] = ()
-    """The last of its tokens that are only proposed; behind each another one is sampled."""
+from paceline.engine.step_cost import StepCost
 
 
 class Scheduler:
@@ -31,10 +22,11 @@ class Scheduler:
     find the pool empty, and at most one running request at a time is part-way through its prefill.
     """
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, pool: BlockPool, counters: Counters, cost: StepCost) -> None:
         self.config = config
         self.pool = pool
         self.counters = counters
+        self.cost = cost
         self.running: list[Request] = []
         """In order of arrival, so the first is the oldest."""
         self.preempted: list[Request] = []
@@ -73,11 +65,12 @@ class Scheduler:
         self._reserve_slots()
         # Tokens of decoding requests come first, so that no prefill delays them by more than one step's budget.
         chunks = [_next_chunk(request, 1) for request in self.running if request.num_pending_tokens == 1]
-        budget = self.config.max_num_batched_tokens - len(chunks)
+        budget = StepBudget.beside(
+            len(chunks), self.config.max_num_batched_tokens - len(chunks), self.cost, self.config.target_itl_ms
+        )
         for request in self.running:
-            if request.num_pending_tokens > 1 and budget:
-                chunks.append(_next_chunk(request, budget))
-                budget -= chunks[-1].num_tokens
+            if request.num_pending_tokens > 1 and (num_tokens := budget.grant(request)):
+                chunks.append(_next_chunk(request, num_tokens))
         # Preempted ones go before waiting ones: somebody has already read the beginning of their text.
         # The head of the line that does not fit holds up all behind it, so that nobody overtakes it.
         prefixes: set[BlockKey] = set()
@@ -86,9 +79,11 @@ class Scheduler:
             prefixes.update(self._prefixes_in(new))
             if not self._start(queue[0], prefixes):
                 break
-            new = [_next_chunk(queue.pop(0), budget)]
+            request = queue.pop(0)
+            if not (num_tokens := budget.grant(request)):
+                break
+            new = [_next_chunk(request, num_tokens)]
             chunks += new
-            budget -= new[0].num_tokens
         return self._with_drafts(chunks, budget) if self.config.prompt_lookup_tokens else chunks
 
     def commit(self, chunk: Chunk, num_sampled: int) -> None:
@@ -170,14 +165,14 @@ class Scheduler:
         insort(self.running, request, key=lambda other: other.arrival)
         return True
 
-    def _with_drafts(self, chunks: Sequence[Chunk], budget: int) -> list[Chunk]:
+    def _with_drafts(self, chunks: Sequence[Chunk], budget: StepBudget) -> list[Chunk]:
         """Decoding requests go on with tokens that are only proposed, where the budget and the pool have room left."""
         extended = []
         for chunk in chunks:
             if chunk.samples and chunk.num_tokens == 1 and budget:
-                draft = chunk.request.propose(budget)
+                draft = chunk.request.propose(budget.num_tokens)
                 draft = draft[: self.pool.extend(chunk.request, len(draft))]
-                budget -= len(draft)
+                budget.spend(len(draft))
                 chunk = Chunk(chunk.request, 1 + len(draft), samples=True, draft=tuple(draft))
             extended.append(chunk)
         return extended
@@ -187,6 +182,6 @@ def _rank(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
 
 
-def _next_chunk(request: Request, budget: int) -> Chunk:
-    pending = request.num_pending_tokens
-    return Chunk(request, min(pending, budget), samples=pending <= budget and request.max_output_tokens > 0)
+def _next_chunk(request: Request, num_tokens: int) -> Chunk:
+    samples = num_tokens == request.num_pending_tokens and request.max_output_tokens > 0
+    return Chunk(request, num_tokens, samples)
