@@ -98,17 +98,17 @@ def test_a_prompt_makes_progress_even_where_the_target_cannot_be_met() -> None:
     assert {work.num_prefill for work, _ in steps} == {16}
 
 
-@pytest.mark.parametrize("change", [0.2, 5.0])
+@pytest.mark.parametrize("change", [0.2, 3.0])
 def test_a_machine_that_changes_is_learned_again(change: float) -> None:
-    simulation = Simulation(FAST, 50)
+    simulation = Simulation(FAST, 100)
     simulation.run_prompt(2000)
     simulation.machine = lambda work: FAST(work) * change
     simulation.run_prompt(3000)
     for _ in range(30):
         simulation.step()
     steps = simulation.run_prompt(3000)
-    assert max(ms for _, ms in steps) <= 50
-    assert min(ms for _, ms in steps[:-1]) > 15
+    assert max(ms for _, ms in steps) <= 100
+    assert min(ms for _, ms in steps[:-1]) > 40
 
 
 def test_one_step_that_was_held_up_is_no_news() -> None:
