@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-aarch64 test-sanitize models-table benchmarks lint clean
+.PHONY: help demo test test-slow soak test-aarch64 test-sanitize models-table benchmarks lint clean
 
 help:
 	@echo "make demo          build, fetch a small model, serve it, chat, measure (about 3 minutes)"
 	@echo "make test          lint, types and tests (what CI runs)"
 	@echo "make test-slow     the tests that take minutes"
+	@echo "make soak          random traffic against servers with too little of everything, 15 minutes"
 	@echo "make test-aarch64  cross-compile the kernels for 64-bit ARM and run their tests in an emulator (about 5 minutes)"
 	@echo "make test-sanitize the kernels under the address, undefined behaviour and thread sanitizers (about 15 minutes)"
 	@echo "make models-table  prove every architecture, type and real model again, and write docs/models.md"
@@ -50,6 +51,9 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
+
+soak: $(VENV)/installed-dev
+	$(BIN)/python -m tests.soak --minutes 15
 
 test-aarch64: $(VENV)/installed
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \

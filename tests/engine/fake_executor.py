@@ -92,6 +92,9 @@ class FakeExecutor:
         contexts = [link for sequence in range(batch.num_sequences) for link in self._compute(batch, sequence)]
         return self._sample(batch, contexts)
 
+    def touch_kv(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -99,6 +99,9 @@ class ScriptedExecutor:
     def _token(self, draw_position: int) -> int:
         return IM_END if draw_position == self._end_after else SCRIPT[draw_position % len(SCRIPT)]
 
+    def touch_kv(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -136,12 +136,40 @@ def serve(
             )
             bound = listener.getsockname()
             key = _as_typed(keys)
-            server = HttpServer(app, on_ready=lambda: announce(loaded, names[0], bound[0], bound[1], key=key))
+
+            def when_ready() -> None:
+                announce(loaded, names[0], bound[0], bound[1], key=key)
+                _touch_kv(loaded, server)
+
+            server = HttpServer(app, on_ready=when_ready)
             _handle_hangup(server)
             server.run_on(listener)
         finally:
             loaded.close()
+    if server.failure is not None:
+        raise server.failure
     _tell_end(server)
+
+
+def _touch_kv(loaded: "LoadedModel", server: "HttpServer") -> None:
+    """Take the KV cache's memory while the first requests are answered: if there is too little, the server is to fail
+    now, and not when traffic has grown to need it."""
+    import os
+    from threading import Thread, get_native_id
+
+    from paceline.errors import PacelineError
+
+    def touch() -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)  # of this thread alone: requests go first
+        try:
+            loaded.executor.touch_kv()
+        except PacelineError as error:
+            server.failure = PacelineError(f"{error}; give it less with --kv-memory")
+            server.should_exit = True
+
+    # No daemon: the interpreter must not end under it.
+    Thread(target=touch, name="paceline-kv").start()
 
 
 @contextmanager

@@ -169,6 +169,15 @@ class Executor(Protocol):
         """
         ...
 
+    def touch_kv(self) -> None:
+        """Take the memory of the whole KV cache now rather than as blocks get used, so that running out of it happens
+        now; may be called beside ``execute``, from another thread.
+
+        Raises:
+            ExecutorError: there is not enough.
+        """
+        ...
+
     def close(self) -> None:
         """Give the memory and the threads back; calling it twice is harmless."""
         ...

@@ -110,6 +110,15 @@ class NativeExecutor:
         except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise ExecutorError(str(error)) from error
 
+    def touch_kv(self) -> None:
+        """See ``Executor.touch_kv``."""
+        try:
+            self._open_model().touch_kv()
+        except MemoryError as error:
+            kv = self.kv_geometry
+            size = kv.num_blocks * kv.bytes_per_block / 2**20
+            raise ExecutorError(f"the machine has no {size:.0f} MiB of memory left for the KV cache") from error
+
     def close(self) -> None:
         """See ``Executor.close``."""
         self._model = None

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paceline import __version__
+from paceline.errors import PacelineError
 from paceline.server.address import address_error
 from paceline.server.service import Service
 
@@ -42,6 +43,8 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
         self.stopped_by: str | None = None
         """Name of the signal that ended it, such as ``SIGTERM``."""
+        self.failure: PacelineError | None = None
+        """Why it ended, if it could not go on."""
 
     def run_on(self, listener: socket.socket) -> None:
         """
