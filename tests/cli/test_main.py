@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.commands import app
 
-COMMANDS = ["serve", "chat", "pull", "models", "demo", "inspect", "bench", "bench load", "bench engine"]
+COMMANDS = ["serve", "chat", "run-batch", "pull", "models", "demo", "inspect", "bench", "bench load", "bench engine"]
 
 
 def paceline(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

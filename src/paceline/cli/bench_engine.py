@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli.engine_options import Device, KVDType, MaxNumBatchedTokens, ModelName, Quantize, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,23 +16,16 @@ if TYPE_CHECKING:
 
 
 def engine(
-    model: Annotated[
-        str, typer.Argument(help="Catalog name, path of a GGUF file, hf:owner/repo[:file] or ollama:name.")
-    ] = "smollm2-135m",
-    device: Annotated[
-        str, typer.Option(help="cpu (our own kernels), cuda or cuda:1 (PyTorch on a GPU), torch:cpu (to compare with).")
-    ] = "cpu",
+    model: ModelName = "smollm2-135m",
+    device: Device = "cpu",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, random ones.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt.")] = 128,
     batch: Annotated[str, typer.Option(help="Prompts at once, such as 1,8,32; one line each.")] = "1,8,32",
     repeat: Annotated[int, typer.Option(min=1, help="Measured rounds, after one of warm-up.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
-    kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
-    quantize: Annotated[
-        Literal["q8", "q4"] | None,
-        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
-    ] = None,
+    threads: Threads = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    kv_dtype: KVDType = "f16",
+    quantize: Quantize = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for the KV cache, such as 2GiB.")] = None,
     seed: Annotated[int, typer.Option(help="Makes the same prompts again.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,

@@ -11,6 +11,7 @@ from paceline.cli.demo import demo
 from paceline.cli.inspect import inspect
 from paceline.cli.models import models
 from paceline.cli.pull import pull
+from paceline.cli.run_batch import run_batch
 from paceline.cli.serve import serve
 
 app = typer.Typer(
@@ -18,10 +19,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 a measurement or gate failed, 2 usage or input, 3 target unreachable, 130 interrupted.",
+    epilog="Exit codes: 0 ok, 1 a measurement, a gate or requests of a batch failed, 2 usage or input, 3 target unreachable, 130 interrupted.",
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure a server, or the engine by itself.")
-for command in (serve, chat, pull, models, inspect, demo):
+for command in (serve, chat, run_batch, pull, models, inspect, demo):
     app.command()(command)
 for command in (load, engine):
     bench.command()(command)

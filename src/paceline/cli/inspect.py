@@ -1,9 +1,11 @@
 """``paceline inspect``: what a model is, and whether it fits this machine."""
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli.engine_options import KVDType, MaxNumBatchedTokens, Quantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,12 +27,9 @@ def inspect(
         typer.Option(min=2, help="Tokens per request to plan for. Default: 4096, or the model's own context."),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to plan for.")] = 1,
-    kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
-    quantize: Annotated[
-        Literal["q8", "q4"] | None,
-        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
-    ] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
+    kv_dtype: KVDType = "f16",
+    quantize: Quantize = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
     render: Annotated[bool, typer.Option("--render", help="Show a conversation as the template writes it.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Load it, fill every context, compare the memory.")] = False,
 ) -> None:

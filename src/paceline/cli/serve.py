@@ -2,11 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli.engine_options import (
+    ChatTemplateFile,
+    Device,
+    KVDType,
+    KVMemory,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelName,
+    PrefixCaching,
+    PromptLookup,
+    Quantize,
+    ServedModelName,
+    SystemPrompt,
+    TemplateDate,
+    Threads,
+)
 
 if TYPE_CHECKING:
     from paceline.loading import LoadedModel
@@ -14,50 +30,23 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="Catalog name, path of a GGUF file, hf:owner/repo[:file] or ollama:name.")
-    ] = "smollm2-135m",
+    model: ModelName = "smollm2-135m",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name that requests use; repeatable. Default: the model's own.")
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt for conversations that bring none.")] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja chat template instead of the model's.", exists=True, dir_okay=False)
-    ] = None,
-    template_date: Annotated[
-        datetime | None,
-        typer.Option(metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="What chat templates take for today."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu (our own kernels), cuda or cuda:1 (PyTorch on a GPU), torch:cpu (to compare with).")
-    ] = "cpu",
-    max_model_len: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest prompt plus answer, in tokens. Default: the model's own context; "
-            "auto: that, or less if the KV cache holds less."
-        ),
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests computed at once.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")] = 512,
-    kv_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for the KV cache, such as 2GiB. Default: a quarter of the free memory, at most what "
-            "--max-num-seqs full contexts need."
-        ),
-    ] = None,
-    kv_dtype: Annotated[Literal["f16", "f32", "int8"], typer.Option(help="Number type of the KV cache.")] = "f16",
-    quantize: Annotated[
-        Literal["q8", "q4"] | None,
-        typer.Option(help="Quantize matrices that the file has as floats while loading; embeddings and head to q8."),
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Computing threads. Default: one per core.")] = None,
-    prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse the KV of prompts that begin alike.")
-    ] = True,
+    served_model_name: ServedModelName = None,
+    system: SystemPrompt = None,
+    chat_template: ChatTemplateFile = None,
+    template_date: TemplateDate = None,
+    device: Device = "cpu",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    kv_memory: KVMemory = None,
+    kv_dtype: KVDType = "f16",
+    quantize: Quantize = None,
+    threads: Threads = None,
+    prefix_caching: PrefixCaching = True,
+    prompt_lookup: PromptLookup = 0,
     max_waiting: Annotated[
         int | None,
         typer.Option(min=0, help="Most requests that may wait; more get 503 and Retry-After. Default: any number."),
@@ -74,16 +63,6 @@ def serve(
             "computes no more of them than fits. Default: prompts go first.",
         ),
     ] = None,
-    prompt_lookup: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=64,
-            metavar="TOKENS",
-            help="Speculate: check up to so many tokens at once that followed the same words earlier in the text. "
-            "The output stays the same; editing and summarizing get faster. 0: off.",
-        ),
-    ] = 0,
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar="PACELINE_API_KEY", help="Key that requests must bring; repeatable. /health needs none."),

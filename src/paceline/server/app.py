@@ -38,8 +38,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.dispatcher.start()
-        yield
-        await service.stop()
+        try:
+            yield
+        finally:
+            await service.stop()
 
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
     app.state.service = service
