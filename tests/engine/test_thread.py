@@ -195,3 +195,52 @@ def test_the_thread_survives_a_failing_sink_and_a_bug(monkeypatch: pytest.Monkey
         assert inbox.wait_end(request.request_id).last.finish_reason == "length"
     finally:
         engine.stop()
+
+
+def test_an_idle_engine_sleeps() -> None:
+    engine = make_engine()
+    with started(engine) as inbox:
+        inbox.wait_end(engine.submit([65], GREEDY).request_id)
+        woken = threading.Event()
+        waiting = engine._mailbox.wait
+
+        def waiting_noted(timeout: float | None = None) -> bool:
+            # No time: only a notice of work ends it.
+            assert timeout is None
+            woken.set()
+            return waiting(timeout)
+
+        engine._mailbox.wait = waiting_noted  # type: ignore[method-assign]
+        inbox.wait_end(engine.submit([66], GREEDY).request_id)
+        assert woken.wait(WAIT_S)
+        assert engine.stalled_seconds() == 0
+        steps = engine.stats().steps
+        assert engine.state().running == ()
+        assert engine.stats().steps == steps
+
+
+def test_the_state_is_taken_between_steps() -> None:
+    executor = FakeExecutor()
+    engine = make_engine(executor)
+    with started(engine) as inbox:
+        request = engine.submit([65], LONG)
+        inbox.wait_step()
+        state = engine.state(timeout=WAIT_S)
+        assert [each.request_id for each in state.running] == [request.request_id]
+        engine.abort(request.request_id)
+        inbox.wait_end(request.request_id)
+
+
+def test_a_step_that_does_not_end_is_told() -> None:
+    executor = FakeExecutor()
+    engine = make_engine(executor)
+    gate, stuck = threading.Event(), threading.Event()
+    with started(engine) as inbox:
+        executor.before_step = lambda: (stuck.set(), gate.wait(WAIT_S))[0]  # type: ignore[assignment]
+        request = engine.submit([65], GREEDY)
+        assert stuck.wait(WAIT_S)
+        with pytest.raises(PacelineError, match="in the same step"):
+            engine.state(timeout=0.01)
+        assert engine.stalled_seconds() > 0
+        gate.set()
+        inbox.wait_end(request.request_id)

@@ -2,10 +2,13 @@
 
 import atexit
 import logging
+import math
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 
 from paceline.engine.batch import BatchBuilder, Outcome, Sample, read_result
@@ -20,8 +23,10 @@ from paceline.engine.pace import Pace
 from paceline.engine.request import Request
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.state import EngineState, look_at, wasted_slots
 from paceline.engine.stats import Counters, EngineStats
 from paceline.engine.step_cost import StepCost, StepWork
+from paceline.engine.trace import FlightRecorder, StepClock
 from paceline.errors import InputError, OverloadedError, PacelineError
 from paceline.executors.base import Executor
 
@@ -58,6 +63,9 @@ class Engine:
         self._counters = Counters()
         self._pace = Pace()
         self._cost = StepCost()
+        self.recorder = FlightRecorder()
+        self._beat_ns = 0
+        self._clock = StepClock(0)
         self._deadlines: list[tuple[int, int, Generation]] = []
         """A heap of (deadline_ns, arrival, generation); finished ones are dropped when it is their turn."""
         self._arrival_numbers = count()
@@ -66,7 +74,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._arrived: list[Request] = []
         self._aborted: list[Generation] = []
-        self._cache_is_stale = False
+        self._errands: list[Callable[[], None]] = []
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._start_afresh()
@@ -123,11 +131,35 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix, at the latest before the next step."""
+        self._between_steps(lambda: self._pool.clear_cache())
+
+    def state(self, timeout: float = 5.0) -> EngineState:
+        """Who runs and who waits, as it is between two steps.
+
+        Raises:
+            PacelineError: the step under way did not end in ``timeout`` seconds.
+        """
+        answer: SimpleQueue[EngineState] = SimpleQueue()
+        self._between_steps(lambda: answer.put(look_at(self._scheduler, self._pool)))
+        try:
+            return answer.get(timeout=timeout)
+        except Empty:
+            raise PacelineError(f"the engine has been in the same step for {self.stalled_seconds():.0f} s") from None
+
+    def stalled_seconds(self) -> float:
+        """How long ago the engine showed a sign of life although there is work; infinite if its thread has died."""
+        thread = self._thread
+        if thread is not None and not thread.is_alive():
+            return math.inf
+        return (perf_counter_ns() - self._beat_ns) / 1e9 if self._generations else 0.0
+
+    def _between_steps(self, errand: Callable[[], None]) -> None:
+        """Do something with what the engine's thread owns: now if it sleeps, else before its next step."""
         with self._mailbox:
-            if self._generations:
-                self._cache_is_stale = True
-            else:  # the engine's thread sleeps
-                self._pool.clear_cache()
+            if self._thread is not None and self._generations:
+                self._errands.append(errand)
+            else:
+                errand()
 
     def abort(self, request_id: str) -> None:
         """End a request with its next step, in whatever state it is; unknown and finished ones are ignored."""
@@ -149,6 +181,7 @@ class Engine:
                 kv_blocks_total=pool.num_blocks,
                 kv_blocks_used=pool.num_used,
                 kv_blocks_cached=pool.num_evictable,
+                kv_slots_wasted=wasted_slots(self._scheduler.running, pool.block_size),
                 prompt_tokens=self._counters.prompt_tokens,
                 generation_tokens=self._counters.generation_tokens,
                 preemptions=self._counters.preemptions,
@@ -205,20 +238,27 @@ class Engine:
         """Sleep until there is a request; False when the engine is to stop."""
         with self._mailbox:
             self._mailbox.wait_for(lambda: self._stopped or self._generations)
+            self._beat_ns = perf_counter_ns()
             return not self._stopped
 
     def _step(self) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
-        started_ns = perf_counter_ns()
+        self._clock = clock = StepClock(perf_counter_ns())
+        self._beat_ns = clock.started
         try:
             self._take_mail(outputs)
             self._end_overdue(outputs)
             chunks = self._scheduler.schedule()
             if chunks:
                 self._counters.steps += 1
-                work = StepWork.of(chunks)
-                self._commit(self._execute(chunks), outputs)
-                self._cost.observe(work, (perf_counter_ns() - started_ns) / 1e6)
+                work, first = StepWork.of(chunks), array("i", [chunk.request.num_computed_tokens for chunk in chunks])
+                clock.scheduled = perf_counter_ns()
+                outcomes = self._execute(chunks)
+                clock.executed = perf_counter_ns()
+                self._commit(outcomes, outputs)
+                self._beat_ns = clock.committed = perf_counter_ns()
+                self._cost.observe(work, (clock.committed - clock.started) / 1e6)
+                self._record(chunks, first)
             elif self._scheduler.num_requests:
                 raise RuntimeError(f"none of {self._scheduler.num_requests} requests can be scheduled")
         except Exception as bug:
@@ -229,13 +269,28 @@ class Engine:
                 self._forget(generation)
         return outputs
 
+    def _record(self, chunks: Sequence[Chunk], first: "array[int]") -> None:
+        scheduler, pool = self._scheduler, self._pool
+        running = len(scheduler.running)
+        self.recorder.record_step(
+            self._counters.steps,
+            self._clock,
+            chunks,
+            first,
+            preempted=scheduler.just_preempted,
+            running=running,
+            waiting=len(self._generations) - running,
+            blocks_used=pool.num_used,
+            blocks_free=pool.num_free,
+        )
+
     def _take_mail(self, outputs: list[RequestOutput]) -> None:
         with self._mailbox:
             arrived, self._arrived = self._arrived, []
             aborted, self._aborted = self._aborted, []
-            if self._cache_is_stale:
-                self._pool.clear_cache()
-                self._cache_is_stale = False
+            errands, self._errands = self._errands, []
+        for errand in errands:
+            errand()
         for request in arrived:
             self._scheduler.add(request)
             if request.deadline_ns is not None:
@@ -308,11 +363,13 @@ class Engine:
             request.first_token_ns = now_ns
             self._counters.prompt_tokens += 0 if request.is_fork else len(request.prompt_ids)
         generation = self._generations[request.request_id]
+        began = perf_counter_ns()
         try:
             output = generation.advance(samples, prompt_logprobs)
         except Exception as error:
             logger.exception("request %s: its tokens have no text", request.request_id)
             output = generation.fail(f"a token cannot be decoded: {error!r}")
+        self._clock.text_ns += perf_counter_ns() - began
         if output is not None:
             self._counters.generation_tokens += len(output.token_ids)
         return output
@@ -327,6 +384,8 @@ class Engine:
 
     def _end(self, generation: Generation, output: RequestOutput, outputs: list[RequestOutput]) -> None:
         self._pace.count_end()
+        assert output.finish_reason is not None
+        self.recorder.record_end(generation.request, output.finish_reason)
         self._scheduler.remove(generation.request)
         self._forget(generation)
         outputs.append(output)

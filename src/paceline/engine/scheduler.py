@@ -32,6 +32,8 @@ class Scheduler:
         self.preempted: list[Request] = []
         """In (priority, arrival) order, as the next."""
         self.waiting: list[Request] = []
+        self.just_preempted: list[str] = []
+        """Ids of those that the last ``schedule`` took the blocks of."""
 
     @property
     def num_requests(self) -> int:
@@ -62,6 +64,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; empty only if there are no requests."""
+        self.just_preempted = []
         self._reserve_slots()
         # Tokens of decoding requests come first, so that no prefill delays them by more than one step's budget.
         chunks = [_next_chunk(request, 1) for request in self.running if request.num_pending_tokens == 1]
@@ -135,6 +138,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.counters.preemptions += 1
+        self.just_preempted.append(request.request_id)
         insort(self.preempted, request, key=_rank)
 
     def _prefixes_in(self, chunks: Iterable[Chunk]) -> Iterator[BlockKey]:

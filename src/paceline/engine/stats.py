@@ -34,6 +34,8 @@ class EngineStats:
     """Held by running requests."""
     kv_blocks_cached: int
     """Free, but holding a prefix that a later request may reuse."""
+    kv_slots_wasted: int
+    """Room behind the last tokens of running requests, in the blocks they hold, in tokens."""
     prompt_tokens: int
     generation_tokens: int
     preemptions: int

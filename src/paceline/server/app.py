@@ -1,5 +1,6 @@
 """The ASGI application: routes, errors, and the engine's life inside it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -10,7 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.server.errors import add_error_handlers
+from paceline.server.debug import debug_routes
+from paceline.server.errors import ApiError, add_error_handlers
+from paceline.server.health import STALL_SECONDS, Health
 from paceline.server.middleware import ApiKeyGuard, RequestLog
 from paceline.server.openai import openai_routes
 from paceline.server.service import Service
@@ -26,21 +29,26 @@ def create_app(
     system_prompt: str | None = None,
     default_sampling: Mapping[str, Any] = MappingProxyType({}),
     api_keys: Sequence[str] = (),
+    stall_seconds: float = STALL_SECONDS,
 ) -> FastAPI:
     """A server of one model. Its lifespan starts and stops the model's engine; it does not close the model.
 
     ``served_names`` (at least one) are the names that requests may use; ``system_prompt`` opens conversations that
     have no system message; ``default_sampling`` are fields of SamplingParams for requests that do not say; with
-    ``api_keys``, everything but ``/health`` needs one of them.
+    ``api_keys``, everything but ``/health`` needs one of them. An engine that has been in one step for longer than
+    ``stall_seconds`` is reported as unhealthy.
     """
     service = Service(model, served_names, system_prompt, default_sampling)
+    health = Health(model.engine, stall_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.dispatcher.start()
+        watch = asyncio.create_task(health.watch())
         try:
             yield
         finally:
+            watch.cancel()
             await service.stop()
 
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
@@ -50,10 +58,14 @@ def create_app(
     app.add_middleware(RequestLog)
     add_error_handlers(app)
     app.include_router(openai_routes(service))
+    app.include_router(debug_routes(model.engine))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=None)
-    async def health() -> dict[str, str]:
+    async def is_healthy() -> dict[str, str]:
+        problem = health.problem()
+        if problem is not None:
+            raise ApiError(503, problem, code="engine_stalled")
         return {"status": "ok"}
 
     @app.post("/reset_prefix_cache", response_model=None)

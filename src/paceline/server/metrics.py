@@ -64,8 +64,24 @@ class _EngineCollector(Collector):
             "spec_decode_num_draft_tokens": ("Tokens proposed by prompt lookup", stats.draft_tokens),
             "spec_decode_num_accepted_tokens": ("Proposed tokens that came true", stats.accepted_tokens),
         }
-        for name, (documentation, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
+        ours = {
+            "kv_blocks_used": ("KV blocks that running requests hold", stats.kv_blocks_used),
+            "kv_blocks_cached": ("Free KV blocks that hold a prefix for later requests", stats.kv_blocks_cached),
+            "kv_blocks_blank": (
+                "Free KV blocks that hold nothing of use",
+                stats.kv_blocks_total - stats.kv_blocks_used - stats.kv_blocks_cached,
+            ),
+            "kv_slots_wasted": ("Room in the last blocks of running requests, in tokens", stats.kv_slots_wasted),
+            "prefix_reuse_ratio": (
+                "Share of all prompt tokens that the prefix cache had",
+                stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
+            ),
+            "stalled_seconds": ("Since the engine's last sign of life, with work to do", self._engine.stalled_seconds()),
+        }
+        named = {f"vllm:{name}": gauge for name, gauge in gauges.items()}
+        named |= {f"paceline:{name}": gauge for name, gauge in ours.items()}
+        for name, (documentation, value) in named.items():
+            gauge = GaugeMetricFamily(name, documentation, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
         for name, (documentation, value) in counters.items():

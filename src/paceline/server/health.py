@@ -1,0 +1,43 @@
+"""Whether the engine is alive, and a word in the log when it is not."""
+
+import asyncio
+import logging
+
+from paceline.engine.engine import Engine
+
+logger = logging.getLogger("paceline.server")
+
+STALL_SECONDS = 60.0
+"""No step of a model that anybody would wait for takes so long: 512 tokens at 10 tokens per second."""
+
+
+class Health:
+    """Watches the engine's heartbeat. A step that does not end cannot be ended; what is left is to say so."""
+
+    def __init__(self, engine: Engine, stall_seconds: float = STALL_SECONDS) -> None:
+        self._engine = engine
+        self._stall_seconds = stall_seconds
+        self._was_stalled = False
+
+    def problem(self) -> str | None:
+        """Why requests get no answers; None if all is well. Each change is logged, once."""
+        seconds = self._engine.stalled_seconds()
+        stalled = seconds > self._stall_seconds
+        if stalled and not self._was_stalled:
+            logger.error("%s", self._words(seconds))
+        elif self._was_stalled and not stalled:
+            logger.warning("the engine goes on")
+        self._was_stalled = stalled
+        return self._words(seconds) if stalled else None
+
+    async def watch(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(self._stall_seconds / 4)
+            self.problem()
+
+    @staticmethod
+    def _words(seconds: float) -> str:
+        if seconds == float("inf"):
+            return "the engine's thread has died; restart the server"
+        return f"the engine has been in one step for {seconds:.0f} s; requests get no answers"
