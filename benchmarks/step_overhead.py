@@ -5,6 +5,7 @@
 By the number of requests at once: ``native_us``, a step inside ``Executor.execute``, and ``python_us``, from the end of
 one execution to the beginning of the next. The same under ``http``, where each request is a stream, so that what the
 event loop holds up counts; there also ``loop_us``, processor time of the event loop's thread for each token it sends.
+``recorder_us`` is what the flight recorder takes of ``python_us``: the difference to an engine without it, in turn.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from paceline.server.listen import HttpServer
 BATCHES = (1, 8, 32)
 _PROMPT = list(range(1000, 1032))
 _NEW_TOKENS = 128
+_RECORDER_ROUNDS = 7
 
 _CLIENTS = """
 import asyncio, sys
@@ -80,6 +82,7 @@ def main() -> None:
     timed = _Timed(loaded.executor)
     model = replace(loaded, executor=timed, engine=Engine(timed, loaded.tokenizer, loaded.engine.config))
     figures: dict[str, Any] = {str(batch): _offline(model.engine, timed, batch) for batch in BATCHES}
+    figures["recorder_us"] = {str(batch): _recorder_us(model.engine, timed, batch) for batch in BATCHES}
     with _server(model) as (port, loop_thread):
         figures["http"] = {str(batch): _http(timed, port, loop_thread, batch) for batch in BATCHES}
     loaded.executor.close()
@@ -94,6 +97,24 @@ def _offline(engine: Engine, timed: _Timed, batch: int) -> dict[str, float]:
     while engine.has_work:
         engine.step()
     return _medians(timed, batch)
+
+
+class _NoRecorder:
+    def record_step(self, *_: object, **__: object) -> None: ...
+
+    def record_end(self, *_: object) -> None: ...
+
+
+def _recorder_us(engine: Engine, timed: _Timed, batch: int) -> float:
+    recorder = engine.recorder
+    differences = []
+    for _ in range(_RECORDER_ROUNDS):
+        engine.recorder = recorder
+        with_it = _offline(engine, timed, batch)["python_us"]
+        engine.recorder = _NoRecorder()  # type: ignore[assignment]
+        differences.append(with_it - _offline(engine, timed, batch)["python_us"])
+    engine.recorder = recorder
+    return round(median(differences), 1)
 
 
 def _http(timed: _Timed, port: int, loop_thread: int, batch: int) -> dict[str, float]:

@@ -6,21 +6,22 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
 from itertools import count
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 
-from paceline.engine.batch import BatchBuilder, Outcome, Sample, read_result
+from paceline.engine.batch import Outcome, Sample
 from paceline.engine.blocks import BlockPool
 from paceline.engine.chunk import Chunk
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import TokenDecoder
+from paceline.engine.deadlines import Deadlines
 from paceline.engine.door import Door
 from paceline.engine.generation import Generation
 from paceline.engine.outputs import RequestOutput, TokenLogprobs
 from paceline.engine.pace import Pace
 from paceline.engine.request import Request
+from paceline.engine.runner import Runner
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState, look_at, wasted_slots
@@ -59,15 +60,14 @@ class Engine:
         self._executor = executor
         self._decoder = decoder
         self._door = Door(executor.spec.vocab_size, executor.kv_geometry, decoder, config)
-        self._batches = BatchBuilder(executor.kv_geometry.block_size)
+        self._runner = Runner(executor)
         self._counters = Counters()
         self._pace = Pace()
         self._cost = StepCost()
         self.recorder = FlightRecorder()
         self._beat_ns = 0
         self._clock = StepClock(0)
-        self._deadlines: list[tuple[int, int, Generation]] = []
-        """A heap of (deadline_ns, arrival, generation); finished ones are dropped when it is their turn."""
+        self._deadlines = Deadlines()
         self._arrival_numbers = count()
         # Guards what submit and abort share with the engine's thread: the next six.
         self._mailbox = threading.Condition()
@@ -253,7 +253,7 @@ class Engine:
                 self._counters.steps += 1
                 work, first = StepWork.of(chunks), array("i", [chunk.request.num_computed_tokens for chunk in chunks])
                 clock.scheduled = perf_counter_ns()
-                outcomes = self._execute(chunks)
+                outcomes = self._runner.run(chunks)
                 clock.executed = perf_counter_ns()
                 self._commit(outcomes, outputs)
                 self._beat_ns = clock.committed = perf_counter_ns()
@@ -293,44 +293,20 @@ class Engine:
             errand()
         for request in arrived:
             self._scheduler.add(request)
-            if request.deadline_ns is not None:
-                for choice in request.choices:
-                    generation = self._generations[choice.request_id]
-                    heappush(self._deadlines, (request.deadline_ns, choice.arrival, generation))
+            for choice in request.choices:
+                self._deadlines.add(self._generations[choice.request_id])
         for generation in aborted:
             # Not there if it finished in the step before or was aborted twice; its id may be in use again.
             if self._is_current(generation):
                 self._end(generation, generation.abort(), outputs)
 
     def _end_overdue(self, outputs: list[RequestOutput]) -> None:
-        while self._deadlines and self._deadlines[0][0] <= perf_counter_ns():
-            *_, generation = heappop(self._deadlines)
+        for generation in self._deadlines.overdue(perf_counter_ns()):
             if self._is_current(generation):
                 self._end(generation, generation.time_out(), outputs)
 
     def _is_current(self, generation: Generation) -> bool:
         return self._generations.get(generation.request.request_id) is generation
-
-    def _execute(self, chunks: Sequence[Chunk]) -> list[Outcome]:
-        """Run a step; if that fails, its chunks one by one, so that only those at fault are lost.
-
-        Running a chunk again is safe: KV writes are idempotent, and nothing is published before the commit.
-        """
-        try:
-            return self._execute_once(chunks)
-        except Exception as error:
-            logger.warning("executor failed on %d sequences, running them one by one: %s", len(chunks), error)
-        return [outcome for chunk in chunks for outcome in self._execute_alone(chunk)]
-
-    def _execute_alone(self, chunk: Chunk) -> list[Outcome]:
-        try:
-            return self._execute_once([chunk])
-        except Exception as error:
-            logger.exception("request %s failed in the executor", chunk.request.request_id)
-            return [Outcome(chunk, error=f"the executor failed: {error}")]
-
-    def _execute_once(self, chunks: Sequence[Chunk]) -> list[Outcome]:
-        return read_result(chunks, self._executor.execute(self._batches.build(chunks)))
 
     def _commit(self, outcomes: Iterable[Outcome], outputs: list[RequestOutput]) -> None:
         now_ns = perf_counter_ns()
