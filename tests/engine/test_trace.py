@@ -48,7 +48,7 @@ def test_a_preemption_is_recorded_where_it_happened() -> None:
     engine.submit([65] * 32, SamplingParams(max_tokens=50, ignore_eos=True), request_id="old")
     engine.submit([66] * 32, SamplingParams(max_tokens=50, ignore_eos=True), request_id="young")
     run(engine)
-    assert [step.preempted for step in engine.recorder.steps() if step.preempted][0] == ("young",)
+    assert next(step.preempted for step in engine.recorder.steps() if step.preempted) == ("young",)
 
 
 def test_memory_is_bounded() -> None:

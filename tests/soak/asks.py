@@ -7,8 +7,8 @@ from typing import Any
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 _WORDS = [
-    *"river engine paper seven green slowly under because Paris window never music 42 coffee ( ) , . !".split(),
-    *("\n", "é", "안녕", "👋🏽"),
+    *("river", "engine", "paper", "seven", "green", "slowly", "under", "because", "Paris", "window", "never", "music"),
+    *("42", "coffee", "(", ")", ",", ".", "!", "\n", "é", "안녕", "👋🏽"),
 ]
 _STEMS = 3
 

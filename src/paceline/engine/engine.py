@@ -14,8 +14,8 @@ from paceline.engine.batch import Outcome, Sample
 from paceline.engine.blocks import BlockPool
 from paceline.engine.chunk import Chunk
 from paceline.engine.config import EngineConfig
-from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.deadlines import Deadlines
+from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.door import Door
 from paceline.engine.generation import Generation
 from paceline.engine.outputs import RequestOutput, TokenLogprobs
@@ -289,12 +289,12 @@ class Engine:
             arrived, self._arrived = self._arrived, []
             aborted, self._aborted = self._aborted, []
             errands, self._errands = self._errands, []
-        for errand in errands:
-            errand()
         for request in arrived:
             self._scheduler.add(request)
             for choice in request.choices:
                 self._deadlines.add(self._generations[choice.request_id])
+        for errand in errands:
+            errand()
         for generation in aborted:
             # Not there if it finished in the step before or was aborted twice; its id may be in use again.
             if self._is_current(generation):

@@ -76,7 +76,10 @@ class _EngineCollector(Collector):
                 "Share of all prompt tokens that the prefix cache had",
                 stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
             ),
-            "stalled_seconds": ("Since the engine's last sign of life, with work to do", self._engine.stalled_seconds()),
+            "stalled_seconds": (
+                "Since the engine's last sign of life, if it has work",
+                self._engine.stalled_seconds(),
+            ),
         }
         named = {f"vllm:{name}": gauge for name, gauge in gauges.items()}
         named |= {f"paceline:{name}": gauge for name, gauge in ours.items()}
