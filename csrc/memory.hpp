@@ -45,17 +45,16 @@ class Mapping {
     munmap(data_, bytes_);
   }
 
-  // Takes the memory of all pages now; their content stays, whoever else reads or writes it meanwhile. Throws bad_alloc if
-  // there is none left (where the kernel does not kill the process for it).
-  void populate() const {
-    for (size_t begin = 0; begin < bytes_; begin += kPopulateStep) {
-      const size_t size = std::min(kPopulateStep, bytes_ - begin);
+  // Takes the memory of the pages in [begin, begin + size) now; their content stays, whoever else reads or writes it
+  // meanwhile. Throws bad_alloc if there is none left (where the kernel does not kill the process for it).
+  void populate(size_t begin, size_t size) const {
+    size = std::min(size, bytes_ - std::min(begin, bytes_));
 #ifdef MADV_POPULATE_WRITE
-      if (madvise(data_ + begin, size, MADV_POPULATE_WRITE) == 0) continue;
-      if (errno == ENOMEM) throw std::bad_alloc();
+    if (madvise(data_ + begin, size, MADV_POPULATE_WRITE) == 0) return;
+    if (errno == ENOMEM) throw std::bad_alloc();
 #endif
-      for (size_t i = 0; i < size; i += kPage) __atomic_fetch_or(data_ + begin + i, 0, __ATOMIC_RELAXED);
-    }
+    constexpr size_t kPage = 4096;
+    for (size_t i = 0; i < size; i += kPage) __atomic_fetch_or(data_ + begin + i, 0, __ATOMIC_RELAXED);
   }
 
   uint8_t* data() const { return data_; }
@@ -66,8 +65,6 @@ class Mapping {
   }
 
  private:
-  static constexpr size_t kPage = 4096;
-  static constexpr size_t kPopulateStep = size_t{16} << 20;  // the kernel holds up other faults no longer than for one
   uint8_t* data_ = nullptr;
   size_t bytes_ = 0;
 };

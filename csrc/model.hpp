@@ -71,8 +71,9 @@ class Model {
   size_t weight_bytes() const { return arena_.allocated(); }
   size_t buffer_bytes() const { return buffers_.allocated(); }
   size_t bytes_per_block() const;
-  // Takes the KV cache's memory now rather than as blocks get used; may run beside step().
-  void touch_kv() const { kv_memory_.populate(); }
+  size_t kv_bytes() const { return kv_memory_.bytes(); }
+  // Takes a part of the KV cache's memory now rather than as blocks get used; may run beside step().
+  void touch_kv(size_t begin, size_t size) const { kv_memory_.populate(begin, size); }
 
  private:
   struct Linear {

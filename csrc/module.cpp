@@ -264,8 +264,9 @@ NB_MODULE(_native, m) {
       .def("step", &step, "batch"_a,
            "Runs a Batch (executors/base.py); returns token_ids, status, logprobs, top_ids, top_logprobs.")
       .def("logits", &logits, "batch"_a, "Runs a Batch and returns its rows' raw logits, float32 [R, V].")
-      .def("touch_kv", &Model::touch_kv, nb::call_guard<nb::gil_scoped_release>(),
-           "Takes the memory of the whole KV cache now; may run beside step().")
+      .def("touch_kv", &Model::touch_kv, nb::call_guard<nb::gil_scoped_release>(), "begin"_a, "size"_a,
+           "Takes a part of the KV cache's memory now, in bytes; may run beside step().")
+      .def_prop_ro("kv_bytes", &Model::kv_bytes)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().name); })
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("buffer_bytes", &Model::buffer_bytes)

@@ -115,6 +115,12 @@ def test_what_the_models_owner_set_is_the_default(start: Start, options: tuple[s
         assert prompt_tokens(hello) == prompt_tokens({"role": "system", "content": system}, hello)
 
 
+def test_a_cache_without_memory_ends_the_server_at_its_start(start: Start) -> None:
+    server = start("greedy")
+    server.read_until("the machine has 2 MiB of memory for the KV cache, not 4000; give it less with --kv-memory")
+    assert server.process.wait(timeout=20) == 2
+
+
 def test_the_curl_line_can_be_copied(start: Start) -> None:
     server = start("tiny")
     command = server.read_until(r"(curl .*)\n")[1]

@@ -1,7 +1,7 @@
 """An executor without a model that holds the engine to the contract of ``Batch``, like an adversary."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
 
@@ -92,8 +92,8 @@ class FakeExecutor:
         contexts = [link for sequence in range(batch.num_sequences) for link in self._compute(batch, sequence)]
         return self._sample(batch, contexts)
 
-    def touch_kv(self) -> None:
-        pass
+    def touch_kv(self) -> Iterator[None]:
+        return iter(())
 
     def close(self) -> None:
         self.closed = True

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from psutil import Process
 
 from paceline.errors import ExecutorError, ModelFileError
 from paceline.executors.native import NativeExecutor
@@ -99,3 +100,16 @@ def test_a_penalty_that_overflows_leaves_a_choice(isa: str) -> None:
         for filters in ({}, {"top_p": 0.99}, {"top_k": 5})
     ]
     assert set(model.execute(make_batch([Sequence(ids, [0])], rows)).token_ids.tolist()) == set(likely)
+
+
+def test_the_cache_can_be_touched_while_it_is_used() -> None:
+    model = executor(num_blocks=4000)
+    size = model.kv_geometry.num_blocks * model.kv_geometry.bytes_per_block
+    batch = make_batch([Sequence([5, 6, 7], [3999])], [Row(0, 2)])
+    expected = model.logits(batch)
+    following = model.logits(make_batch([Sequence([8], [3999], 3)], [Row(0)]))
+    before = Process().memory_info().rss
+    for _ in model.touch_kv():
+        np.testing.assert_array_equal(model.logits(make_batch([Sequence([8], [3999], 3)], [Row(0)])), following)
+    assert Process().memory_info().rss - before > 0.9 * size
+    np.testing.assert_array_equal(model.logits(batch), expected)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,8 +99,8 @@ class ScriptedExecutor:
     def _token(self, draw_position: int) -> int:
         return IM_END if draw_position == self._end_after else SCRIPT[draw_position % len(SCRIPT)]
 
-    def touch_kv(self) -> None:
-        pass
+    def touch_kv(self) -> Iterator[None]:
+        return iter(())
 
     def close(self) -> None:
         pass

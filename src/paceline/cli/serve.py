@@ -130,19 +130,27 @@ def serve(
     _tell_end(server)
 
 
+_BUSY_SHARE = 0.05
+"""Of a core, for the memory of the KV cache while requests run: it takes seconds per GiB."""
+
+
 def _touch_kv(loaded: "LoadedModel", server: "HttpServer") -> None:
-    """Take the KV cache's memory while the first requests are answered: if there is too little, the server is to fail
-    now, and not when traffic has grown to need it."""
-    import os
-    from threading import Thread, get_native_id
+    """Take the KV cache's memory beside the first requests: if there is too little, the server is to fail now, and not
+    when traffic has grown to need it."""
+    from threading import Thread
+    from time import perf_counter, sleep
 
     from paceline.errors import PacelineError
 
     def touch() -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)  # of this thread alone: requests go first
         try:
-            loaded.executor.touch_kv()
+            began = perf_counter()
+            for _ in loaded.executor.touch_kv():
+                if server.should_exit:
+                    return
+                if loaded.engine.has_work:
+                    sleep((perf_counter() - began) * (1 / _BUSY_SHARE - 1))
+                began = perf_counter()
         except PacelineError as error:
             server.failure = PacelineError(f"{error}; give it less with --kv-memory")
             server.should_exit = True

@@ -1,5 +1,6 @@
 """The contract between the engine and whatever runs the model: one message down, one message up."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -169,9 +170,9 @@ class Executor(Protocol):
         """
         ...
 
-    def touch_kv(self) -> None:
-        """Take the memory of the whole KV cache now rather than as blocks get used, so that running out of it happens
-        now; may be called beside ``execute``, from another thread.
+    def touch_kv(self) -> Iterator[None]:
+        """Take the memory of the KV cache now rather than as blocks get used, so that running out of it happens now: a
+        small piece with each ``next``, from any thread, also beside ``execute``.
 
         Raises:
             ExecutorError: there is not enough.

@@ -20,6 +20,8 @@ KVDType = Literal["f16", "f32", "int8"]
 
 _KV_TYPES = {"f16": _native.KVType.F16, "f32": _native.KVType.F32, "int8": _native.KVType.INT8}
 _ACTIVATIONS = {"silu": _native.Activation.SILU, "gelu_tanh": _native.Activation.GELU_TANH}
+_TOUCHED_BYTES = 2 << 20
+"""A huge page. The kernel holds a lock of the whole process meanwhile."""
 _STRETCH_BYTES = 32 << 20
 _ROTATED = {"attn_q", "attn_k", "attn_q_norm", "attn_k_norm"}
 
@@ -110,14 +112,17 @@ class NativeExecutor:
         except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise ExecutorError(str(error)) from error
 
-    def touch_kv(self) -> None:
+    def touch_kv(self) -> Iterator[None]:
         """See ``Executor.touch_kv``."""
-        try:
-            self._open_model().touch_kv()
-        except MemoryError as error:
-            kv = self.kv_geometry
-            size = kv.num_blocks * kv.bytes_per_block / 2**20
-            raise ExecutorError(f"the machine has no {size:.0f} MiB of memory left for the KV cache") from error
+        num_bytes = self._open_model().kv_bytes
+        for begin in range(0, num_bytes, _TOUCHED_BYTES):
+            try:
+                self._open_model().touch_kv(begin, _TOUCHED_BYTES)
+            except MemoryError as error:
+                raise ExecutorError(
+                    f"the machine has {begin >> 20} MiB of memory for the KV cache, not {num_bytes >> 20}"
+                ) from error
+            yield
 
     def close(self) -> None:
         """See ``Executor.close``."""

@@ -130,8 +130,9 @@ class TorchExecutor:
             except RuntimeError as error:
                 raise ExecutorError(str(error)) from error
 
-    def touch_kv(self) -> None:
+    def touch_kv(self) -> Iterator[None]:
         """See ``Executor.touch_kv``: PyTorch takes a GPU's memory when the pool is made."""
+        return iter(())
 
     def close(self) -> None:
         """See ``Executor.close``."""
