@@ -19,7 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 a measurement, a gate or requests of a batch failed, 2 usage or input, 3 target unreachable, 130 interrupted.",
+    epilog="Exit codes: 0 ok, 1 a measurement, a gate or requests of a batch failed, 2 usage or input, "
+    "3 target unreachable, 130 interrupted.",
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure a server, or the engine by itself.")
 for command in (serve, chat, run_batch, pull, models, inspect, demo):
