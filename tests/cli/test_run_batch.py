@@ -182,7 +182,9 @@ def test_what_has_a_result_is_not_run_again(batch: Batch) -> None:
     assert done.stdout.startswith("4 requests (2 skipped), 1 failed, 2 prompt + 8 output tokens in ")
 
 
-def test_what_failed_in_the_server_and_bad_lines_are_tried_again(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_in_the_server_and_bad_lines_are_tried_again(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poisoned = line("poisoned", "\0")
     assert batch.run(line("a"), poisoned, line("b", stream=True), "nonsense").exit_code == 1
     assert batch.statuses() == {"a": 200, "poisoned": 500, "b": None, None: None}

@@ -144,7 +144,7 @@ class StepCost:
             self._ratios.append(ms / expected)
             self._slowdown = max(sorted(self._ratios)[_RECENT // 2], 1.0)
         if work.num_prefill:
-            # Errors grow with a chunk, so that one of few tokens must not count as much as one of hundreds, nor nothing.
+            # Errors grow with a chunk: one of few tokens must not count as much as one of hundreds, nor nothing.
             size = math.sqrt(work.num_prefill)
             self._prefill.learn(size, work.num_attended / size, max(ms - decoding, 0.0) / size)
         else:
