@@ -27,7 +27,7 @@ def test_pauses_are_those_that_reach_into_the_time_in_question() -> None:
 def test_the_long_prompt_meets_streams_that_are_under_way_and_are_cut_off_after_it() -> None:
     with ScheduleServer(Schedule(itl_s=0.002)) as server:
         p50, p99, longest, ttft = measure(server.url, _prompt)
-    assert 0 < p50 <= p99 <= longest
+    assert 0 <= p50 <= p99 <= longest > 0  # events that come in one read are 0 ms apart
     assert ttft > 0
     warm_up, *streams, late = server.generations
     lengths = [len(each.body["messages"][0]["content"].split()) for each in server.generations]
