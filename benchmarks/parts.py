@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.busy import busy_turn
 from benchmarks.ceilings import ceiling_turns
+from benchmarks.long_prompt import long_prompt_turns
 from benchmarks.model import GEMMA, QWEN, SMOLLM2, Model
 from benchmarks.offline import OurEngine, PeerEngine, llama_turns, offline_turn
 from benchmarks.peers_home import Peers
@@ -39,6 +40,7 @@ PARTS: Mapping[str, Callable[[Peers], list[Turn]]] = {
     "qwen": lambda peers: _offline(QWEN, peers, openvino=True),
     "gemma": lambda peers: _offline(GEMMA, peers),
     "http": lambda peers: http_turns(SMOLLM2, peers),
+    "long-prompt": lambda peers: long_prompt_turns(SMOLLM2, peers),
     "startup": lambda peers: startup_turns(SMOLLM2, peers),
     "busy": _busy,
     "avx2": _avx2,

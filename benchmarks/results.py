@@ -51,10 +51,10 @@ class Results(msgspec.Struct):
         values = self.values.get(metric, {}).get(engine)
         return median(values) if values else None
 
-    def best(self, metric: str, engines: tuple[str, ...]) -> tuple[str, float] | None:
-        """The engine with the highest median, of those that have one."""
+    def best(self, metric: str, engines: tuple[str, ...], *, least: bool = False) -> tuple[str, float] | None:
+        """The engine with the highest median, or with the least, of those that have one."""
         medians = [(engine, value) for engine in engines if (value := self.median(metric, engine)) is not None]
-        return max(medians, key=lambda pair: pair[1], default=None)
+        return (min if least else max)(medians, key=lambda pair: pair[1], default=None)
 
     def save(self, path: Path) -> None:
         """Replaces the file in one go: whoever is interrupted keeps the state before."""

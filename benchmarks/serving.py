@@ -43,7 +43,7 @@ def http_turns(model: Model, peers: Peers) -> list[Turn]:
     return [
         _load_turn(OURS, model, peers, start_ours, our_extra),
         _load_turn(LLAMA_SERVER, model, peers, start_llama, llama_extra),
-        _load_turn("vLLM", model, peers, lambda: _vllm_server(model, peers), None),
+        _load_turn("vLLM", model, peers, lambda: vllm_server(model, peers), None),
     ]
 
 
@@ -79,7 +79,7 @@ def llama_server(model: Model, peers: Peers, *options: str | int) -> Server:
     )
 
 
-def _vllm_server(model: Model, peers: Peers) -> Server:
+def vllm_server(model: Model, peers: Peers) -> Server:
     port = free_port()
     return Server(peers.command("serve", "vllm", peers.hf_folder(model.path), port), port, peers.environment())
 

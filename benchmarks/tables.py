@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from benchmarks.results import OURS, Results
-from benchmarks.targets import TARGETS, Judged, Outcome, Target, outcome
+from benchmarks.targets import COMPARED, TARGETS, Judged, Outcome, Target, outcome
 
 _KINDS = {
     "decode": "tok/s",
@@ -14,6 +14,10 @@ _KINDS = {
     "multiply-add-speed": "G/s",
     "linear-multiply-adds": "M per token",
     "attention-multiply-adds": "M per token",
+    "itl-p50": "ms",
+    "itl-p99": "ms",
+    "itl-max": "ms",
+    "ttft": "s",
     "startup": "s",
     "memory": "MB",
     "busy-share": "of idle",
@@ -24,7 +28,13 @@ _KINDS = {
 }
 """Units of the metrics, by the word of their name."""
 
-_UNITS = {Judged.RATIO: "×", Judged.SECONDS: " s", Judged.MEGABYTES: " MB", Judged.MILLISECONDS: " ms"}
+_UNITS = {
+    Judged.RATIO: "×",
+    Judged.PART: "×",
+    Judged.SECONDS: " s",
+    Judged.MEGABYTES: " MB",
+    Judged.MILLISECONDS: " ms",
+}
 
 
 def target_tables(results: Results) -> str:
@@ -43,7 +53,7 @@ def value_tables(results: Results) -> str:
     """Every metric's median (lowest–highest) of each engine, one table for the metrics that have the same engines."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for metric, engines in results.values.items():
-        groups.setdefault(tuple(sorted(engines, key=lambda name: (name != OURS, name))), []).append(metric)
+        groups.setdefault(tuple(sorted(engines, key=lambda name: (not name.startswith(OURS), name))), []).append(metric)
     sections = []
     for names, metrics in groups.items():
         rows = ([f"{metric}, {unit(metric)}", *(_spread(results, metric, e) for e in names)] for metric in metrics)
@@ -85,19 +95,16 @@ def unit(metric: str) -> str:
 def _target_row(each: Outcome) -> list[str]:
     target = each.target
     peer = f"{each.peer[0]}: {_measured(target, each.peer[1])}" if each.peer else " / ".join(target.peers)
-    figure = "" if each.figure is None or target.judged not in _COMPARED else _judged(target, each.figure)
+    figure = "" if each.figure is None or target.judged not in COMPARED else _judged(target, each.figure)
     ours = "" if each.ours is None else _measured(target, each.ours)
     stretch = "" if target.stretch is None else _judged(target, target.stretch)
     goal = f"{'≤' if target.at_most else '≥'} {_judged(target, target.goal)}"
     return [target.what, ours, peer, figure, goal, stretch, each.verdict.replace("|", "/").replace("\n", " ")]
 
 
-_COMPARED = (Judged.RATIO, Judged.SHARE)
-
-
 def _measured(target: Target, value: float) -> str:
     """A median with its unit."""
-    return f"{_number(value)} tok/s" if target.judged in _COMPARED else _judged(target, value)
+    return f"{_number(value)} {unit(target.metric)}" if target.judged in COMPARED else _judged(target, value)
 
 
 def _judged(target: Target, value: float) -> str:

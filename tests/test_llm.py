@@ -245,6 +245,8 @@ def test_unknown_options_are_named(smollm2_path: Path) -> None:
         ({"device": "cuda:7"}, "there is no GPU 7"),
         ({"threads": 0}, "threads is 0; a positive integer"),
         ({"threads": 100_000}, "threads is 100000, but this process may use [0-9]+ core"),
+        ({"target_itl": 0}, "target_itl is 0; milliseconds above 0 are needed"),
+        ({"target_itl": "50ms"}, "target_itl is '50ms'; milliseconds above 0 are needed"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens 512 is below max_num_seqs 600"),
         ({"chat_template": "no-such.jinja"}, r"no-such\.jinja"),
     ],

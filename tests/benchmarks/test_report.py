@@ -28,6 +28,12 @@ def test_a_row_of_our_own_has_the_peer_beside_it_and_no_ratio() -> None:
     assert row == "| start to first token | 1.5 s | llama-server Q4_0: 0.38 s |  | ≤ 1.2 s | 0.6 s | missed |"
 
 
+def test_a_part_of_a_peers_time_is_told_with_both_times() -> None:
+    engines = {"paceline --target-itl 50ms": [2.5], "llama-server Q4_0": [10.0]}
+    row = _row(target_tables(Results(values={"smollm2 long-prompt ttft": engines})), "that prompt's own first token")
+    assert row.endswith("| 2.5 s | llama-server Q4_0: 10 s | 0.25× | ≤ 0.5× |  | met |")
+
+
 def test_shares_are_told_in_percent() -> None:
     results = Results(values={"smollm2 decode 1": {OURS: [160], "read bandwidth": [200]}})
     row = _row(target_tables(results), "the same, of the roofline")

@@ -32,6 +32,15 @@ def test_a_share_of_our_own_is_not_divided_by_the_peers() -> None:
     assert (each.figure, each.verdict) == (0.45, "met")
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(5.0, "met"), (5.1, "missed")])
+def test_a_part_of_the_best_peers_is_at_most(ours: float, verdict: str) -> None:
+    target = Target("ttft", "m ttft", ("a", "b"), 0.5, judged=Judged.PART, engine="ours, tuned")
+    results = Results(values={"m ttft": {OURS: [100.0], "ours, tuned": [ours], "a": [10.0], "b": [20.0]}})
+    each = outcome(target, results)
+    assert each.peer == ("a", 10)
+    assert (each.figure, each.verdict) == (pytest.approx(ours / 10), verdict)
+
+
 def test_without_our_value_or_any_peers_there_is_no_verdict_but_the_reasons() -> None:
     results = Results(values={"m decode 1": {OURS: [1]}})
     results.fail("a", ("m decode 1",), "no compiler")

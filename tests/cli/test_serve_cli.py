@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from paceline import loading, machine
 from paceline.cli.serve import _made_to_stay, announce, serve, start_screen
-from paceline.cli.size import parse_size
+from paceline.cli.size import parse_milliseconds, parse_size
 from paceline.errors import InputError
 from paceline.machine import gpu_names
 from tests.server.fakes import tiny_model, wait_until
@@ -258,7 +258,7 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     app.command()(serve)
     limits = "--max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory 1MiB --kv-dtype f32"
     arguments = ["m", "--port=0", *limits.split(), "--threads=1", "--no-prefix-caching", f"--chat-template={template}"]
-    arguments += ["--template-date=2024-07-26", "--quantize=q4"]
+    arguments += ["--template-date=2024-07-26", "--quantize=q4", "--target-itl=50ms"]
     result = CliRunner().invoke(app, arguments)
     assert str(result.exception) == "enough"
     options = loading.EngineOptions(
@@ -272,6 +272,7 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_pa
         chat_template=template,
         template_date=date(2024, 7, 26),
         enable_prefix_caching=False,
+        target_itl=50.0,
     )
     assert loads == [("m", options)]
 
@@ -288,6 +289,17 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match="--kv-memory"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(("text", "ms"), [("50ms", 50), ("0.05s", 50), ("2 s", 2000), ("12.5", 12.5)])
+def test_milliseconds(text: str, ms: float) -> None:
+    assert parse_milliseconds(text) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0ms", "-5ms", "ms", "5min", "inf", "1e3ms"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(InputError, match="--target-itl"):
+        parse_milliseconds(text)
 
 
 def test_a_gpu_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ def test_metrics_have_vllms_names_labels_and_our_numbers(start_server: StartServ
     assert not [name for name in found if "_created" in name]
 
 
+def test_what_steps_are_expected_to_cost_is_told(server: LiveServer) -> None:
+    server.post("/v1/completions", prompt="x" * 40, max_tokens=5)
+    found = {name.split("{")[0]: value for name, value in samples(server).items()}
+    cost = server.engine.cost
+    assert found["paceline:step_prompt_token_seconds"] == cost.token_ms / 1e3 > 0
+    assert found["paceline:step_fixed_seconds"] == cost.fixed_ms / 1e3
+    assert found["paceline:step_decoding_request_seconds"] == cost.decoding_ms / 1e3
+    assert found["paceline:step_slowdown_ratio"] == cost.slowdown
+
+
 def test_the_gauges_move(start_server: StartServer) -> None:
     executor = ScriptedExecutor(num_blocks=100)
     server = start_server(tiny_model(executor=executor, max_num_seqs=1))

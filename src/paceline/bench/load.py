@@ -143,7 +143,7 @@ async def _run_cell(
             if not interrupted.is_set():
                 # A connection that fails here is tried once more, and recorded, when its slot sends.
                 await asyncio.gather(*(slot.open() for slot in slots), return_exceptions=True)
-                with _frozen_garbage_collection():
+                with frozen_garbage_collection():
                     await _run_round(slots, measured_round, interrupted, on_progress)
             return CellOutcome(measured_round.exchanges, interrupted.is_set())
     finally:
@@ -191,7 +191,7 @@ def _sigint_as_event() -> Iterator[asyncio.Event]:
 
 
 @contextmanager
-def _frozen_garbage_collection() -> Iterator[None]:
+def frozen_garbage_collection() -> Iterator[None]:
     """A collection over many live objects takes milliseconds, which would be charged to the server."""
     gc.collect()
     gc.freeze()

@@ -43,14 +43,17 @@ class StepBudget:
     def grant(self, request: Request) -> int:
         """Tokens of the request's next chunk."""
         num_tokens = min(request.num_pending_tokens, self._affordable(request.num_computed_tokens))
-        self.spend(num_tokens)
-        if self._ms is not None:
-            self._ms -= self._cost.prefill_ms(num_tokens, request.num_computed_tokens)
+        self.spend(num_tokens, request.num_computed_tokens)
+        if num_tokens < request.num_pending_tokens:
+            # Nothing is left for others, even if a token without context would still fit: one prompt at a time.
+            self._num_tokens = 0
         return num_tokens
 
-    def spend(self, num_tokens: int) -> None:
+    def spend(self, num_tokens: int, context: int = 0) -> None:
         self._num_tokens -= num_tokens
         self._granted = True
+        if self._ms is not None:
+            self._ms -= self._cost.prefill_ms(num_tokens, context)
 
     def _affordable(self, context: int) -> int:
         if self._ms is None:

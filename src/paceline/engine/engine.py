@@ -63,7 +63,7 @@ class Engine:
         self._runner = Runner(executor)
         self._counters = Counters()
         self._pace = Pace()
-        self._cost = StepCost()
+        self.cost = StepCost()
         self.recorder = FlightRecorder()
         self._beat_ns = 0
         self._clock = StepClock(0)
@@ -257,7 +257,7 @@ class Engine:
                 clock.executed = perf_counter_ns()
                 self._commit(outcomes, outputs)
                 self._beat_ns = clock.committed = perf_counter_ns()
-                self._cost.observe(work, (clock.committed - clock.started) / 1e6)
+                self.cost.observe(work, (clock.committed - clock.started) / 1e6)
                 self._record(chunks, first)
             elif self._scheduler.num_requests:
                 raise RuntimeError(f"none of {self._scheduler.num_requests} requests can be scheduled")
@@ -389,7 +389,7 @@ class Engine:
         """Begin with an empty pool and no requests: after a bug nothing that was cached can be trusted."""
         kv = self._executor.kv_geometry
         self._pool = BlockPool(kv.num_blocks, kv.block_size, enable_prefix_caching=self.config.enable_prefix_caching)
-        self._scheduler = Scheduler(self.config, self._pool, self._counters, self._cost)
+        self._scheduler = Scheduler(self.config, self._pool, self._counters, self.cost)
 
 
 def _deliver(sink: Sink, outputs: list[RequestOutput]) -> None:
