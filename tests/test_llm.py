@@ -100,6 +100,15 @@ def test_score_needs_something_to_score(llm: LLM) -> None:
         llm.score(["a", "b"], ["c", "d", "e"])
 
 
+def test_priorities_and_timeouts(llm: LLM) -> None:
+    results = llm.generate(["a", "b"], GREEDY, priority=[1, -1], timeout=600, use_tqdm=False)
+    assert [result.outputs[0].finish_reason for result in results] == ["length", "length"]
+    (late,) = llm.generate("a", GREEDY, timeout=1e-9, use_tqdm=False)
+    assert late.outputs[0].finish_reason == "timeout"
+    with pytest.raises(InputError, match="3 priorities for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1, 2, 3])
+
+
 def test_bad_words_never_come_about(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, bad_words=["Paris"])
     text = llm.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0].text

@@ -91,6 +91,8 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerationResult]:
         """Continue prompts, all in one go; results in their order.
@@ -98,6 +100,8 @@ class LLM:
         Args:
             prompts: a text, texts, token ids, or lists of token ids.
             sampling_params: for all prompts, or one each; by default what the model brings, else SamplingParams().
+            priority: for all prompts, or one each; lower goes first.
+            timeout: seconds after which what is not finished ends as it is, with finish reason "timeout".
             use_tqdm: show a progress bar on stderr (vLLM's name for it).
 
         Raises:
@@ -107,7 +111,7 @@ class LLM:
         listed = _listed_prompts(prompts)
         encoded = [self.model.tokenizer.encode(p) if isinstance(p, str) else p for p in listed]
         texts = [p if isinstance(p, str) else None for p in listed]
-        return self._run(texts, encoded, sampling_params, use_tqdm)
+        return self._run(texts, encoded, sampling_params, use_tqdm, priority, timeout)
 
     def chat(
         self,
@@ -116,6 +120,8 @@ class LLM:
         *,
         system: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerationResult]:
         """Answer a conversation, or several.
@@ -123,6 +129,7 @@ class LLM:
         Args:
             system: opens the conversations that have no system message; by default what the model brings.
             chat_template_kwargs: variables of the chat template, such as ``enable_thinking``.
+            sampling_params, priority, timeout: as for ``generate``.
 
         Raises:
             InputError: the model has no chat template, or the template refuses the conversation or its variables, or
@@ -138,7 +145,7 @@ class LLM:
         opened = [with_default_system(checked_messages(conversation), system) for conversation in conversations]
         texts = [template.render(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
         encoded = [template.encode(each, chat_template_kwargs=chat_template_kwargs) for each in opened]
-        return self._run(texts, encoded, sampling_params, use_tqdm)
+        return self._run(texts, encoded, sampling_params, use_tqdm, priority, timeout)
 
     def score(
         self,
@@ -202,23 +209,33 @@ class LLM:
         encoded: Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
     ) -> list[GenerationResult]:
         if sampling_params is None:
             sampling_params = SamplingParams(**self.model.source.sampling)
         parameters = _one_each(sampling_params, len(encoded))
+        priorities = [priority] * len(encoded) if isinstance(priority, int) else priority
+        if len(priorities) != len(encoded):
+            raise InputError(f"{len(priorities)} priorities for {len(encoded)} prompts: one each, or one for all")
         with self._turn:
-            news = self._news(encoded, parameters, use_tqdm)
+            news = self._news(encoded, parameters, priorities, timeout, use_tqdm)
         return [_result(*each) for each in zip(texts, encoded, news, strict=True)]
 
     def _news(
-        self, encoded: Sequence[Sequence[int]], parameters: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        encoded: Sequence[Sequence[int]],
+        parameters: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        timeout: float | None,
+        use_tqdm: bool,
     ) -> list[list[list[RequestOutput]]]:
         """For each prompt, for each of its choices, all outputs."""
         engine = self.model.engine
         requests: list[Request] = []
         try:
-            for ids, params in zip(encoded, parameters, strict=True):
-                requests.append(engine.submit(ids, params))
+            for ids, params, priority in zip(encoded, parameters, priorities, strict=True):
+                requests.append(engine.submit(ids, params, priority=priority, timeout=timeout))
             news: dict[str, list[RequestOutput]] = {
                 choice.request_id: [] for request in requests for choice in request.choices
             }
