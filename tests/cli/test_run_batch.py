@@ -110,7 +110,7 @@ def test_a_bad_line_has_an_error_and_the_others_go_on(batch: Batch) -> None:
         line("good"),
         '{"custom_id": "cut',
         "[1]",
-        "[" * 100_000,
+        '{"custom_id": ' + "[" * 100_000,
         "",
         {"method": "POST", "url": "/v1/completions", "body": {}},
         line(7),
@@ -194,6 +194,17 @@ def test_what_failed_in_the_server_and_bad_lines_are_tried_again(batch: Batch, m
     assert len(batch.results()) == 4
     assert batch.run(line("a"), poisoned, line("b"), line("c")).exit_code == 0
     assert {path.name for path in batch.output.parent.iterdir()} == {"requests.jsonl", "results.jsonl"}
+
+
+def test_taking_results_out_keeps_the_link_and_the_mode_of_the_file(batch: Batch, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    batch.output.symlink_to(elsewhere)
+    assert batch.run(line("poisoned", "\0"), line("a")).exit_code == 1
+    elsewhere.chmod(0o600)
+    assert batch.run(line("poisoned"), line("a")).exit_code == 0
+    assert batch.output.readlink() == elsewhere
+    assert elsewhere.stat().st_mode & 0o777 == 0o600
+    assert batch.statuses() == {"poisoned": 200, "a": 200}
 
 
 def test_a_last_line_that_was_cut_off_is_run_again_wherever_it_was_cut(batch: Batch) -> None:
@@ -377,7 +388,7 @@ def test_the_engine_is_stopped_and_the_model_closed_however_it_ends(
     assert batch.run(line("a")).exit_code == 0
 
     def interrupt(*_arguments: object, **_keywords: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ResultFile, "write_response", interrupt)
     assert batch.run(line("b")).exit_code == 130

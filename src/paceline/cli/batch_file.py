@@ -21,7 +21,7 @@ URLS = ("/v1/chat/completions", "/v1/completions")
 
 _RESULT_START = b'{"id":"batch_req_'
 """How every line begins that we write."""
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
 """What decoding raises, whatever the bytes are."""
 
 
