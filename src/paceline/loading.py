@@ -205,7 +205,7 @@ def _context_and_blocks(opened: OpenModel, options: EngineOptions) -> tuple[int,
             f"max_model_len is {wanted}, but {opened.name} was trained for {own} tokens", param="max_model_len"
         )
     context = wanted if isinstance(wanted, int) else min(own, opened.source.context_length or own)
-    free = max(free_memory_on(options.device) - needs.weights - needs.buffers, 0)
+    free = max(free_memory_on(options.device) - needs.without_kv, 0)
     memory = options.kv_memory
     if memory is None:
         memory = min(free // 4, needs.kv(context, options.max_num_seqs))

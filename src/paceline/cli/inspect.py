@@ -143,12 +143,15 @@ def _memory(opened: "OpenModel", options: "EngineOptions", tokens: int, concurre
     from paceline.machine import free_memory
 
     needs, free = opened.footprint(options), free_memory()
-    total = needs.weights + needs.buffers + needs.kv(tokens, concurrency)
+    total = needs.without_kv + needs.kv(tokens, concurrency)
     fitting = needs.requests_that_fit(free, tokens)
     verdict = "fits" if fitting >= concurrency else "does not fit"
     return [
         ("memory, weights", f"{_mib(needs.weights)}, kept as {opened.weight_types(options.quantize)}"),
-        ("memory, buffers", f"{_mib(needs.buffers)}, for steps of {options.max_num_batched_tokens} tokens"),
+        (
+            "memory, buffers",
+            f"{_mib(needs.buffers + needs.threads)}, for steps of {options.max_num_batched_tokens} tokens",
+        ),
         ("memory, KV", f"{_mib(needs.kv_block * 1000 // 32)} per 1000 tokens ({options.kv_dtype})"),
         ("memory, all", f"{_mib(total)} for {_requests(concurrency, tokens)}"),
         (verdict, f"{_requests(fitting, tokens)} in the {_mib(free)} that are free"),
@@ -192,7 +195,7 @@ def _prove(model: str, options: "EngineOptions", tokens: int, concurrency: int) 
             peak = measure_peak(loaded, concurrency, show)
     finally:
         loaded.close()
-    predicted = before + needs.weights + needs.buffers + kv
+    predicted = before + needs.without_kv + kv
     print()
     _print_table(
         [

@@ -15,6 +15,7 @@ from paceline.models.spec import ModelSpec, ModelWeights
 _LOGITS_ROWS = 32  # csrc/model.hpp: kLogitsChunk
 _LINEAR_SCRATCH = 135_168  # csrc/model.hpp: Scratch, what is as large for every model
 _RUNS_OF_16 = {QuantType.Q2_K, QuantType.Q3_K, QuantType.Q6_K}  # csrc/form.hpp: their readers need one more sum
+_THREAD_BYTES = 160 << 10  # measured: resident memory with 64 threads less that with one
 _TILE_QUERIES = 12  # csrc/matrix.hpp: kMostTileQueries
 
 
@@ -26,8 +27,15 @@ class Footprint:
     """Repacked."""
     buffers: int
     """Activations of the largest step, and what sampling needs."""
+    threads: int
+    """Stacks, and what the allocator keeps for each thread."""
     kv_block: int
     """32 tokens of one request in every layer."""
+
+    @property
+    def without_kv(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.buffers + self.threads
 
     def kv(self, tokens: int, requests: int = 1) -> int:
         """KV cache of requests of so many tokens each."""
@@ -35,7 +43,7 @@ class Footprint:
 
     def requests_that_fit(self, memory: int, tokens: int) -> int:
         """How many requests of so many tokens find room in ``memory`` beside the model itself."""
-        return max(memory - self.weights - self.buffers, 0) // self.kv(tokens)
+        return max(memory - self.without_kv, 0) // self.kv(tokens)
 
     def longest_request(self, memory: int) -> int:
         """Tokens of the longest request whose KV cache ``memory`` holds."""
@@ -60,6 +68,7 @@ def native_footprint(
         buffers=_activations(weights.spec, kept, max_batched_tokens)
         + threads * _scratch(weights.spec)
         + _logits(weights.spec.vocab_size, max_num_seqs, threads),
+        threads=threads * _THREAD_BYTES,
         kv_block=kv_bytes_per_block(weights.spec, kv_dtype),
     )
 
@@ -71,6 +80,7 @@ def torch_footprint(weights: ModelWeights, *, dtype: Literal["float32", "bfloat1
     return Footprint(
         weights=sum(prod(t.shape) * (width if len(t.shape) == 2 else 4) for t in weights.tensors.values()),
         buffers=0,
+        threads=0,
         kv_block=2 * BLOCK_SIZE * spec.num_layers * spec.kv_size * (2 if half_kv else 4),
     )
 
