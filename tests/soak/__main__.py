@@ -31,7 +31,7 @@ from tests.soak.asks import Ask, make_asks
 from tests.soak.client import Answer, Crowd, read_body
 
 _MODEL = "smollm2-135m"
-_MAX_MODEL_LEN = 768
+_MAX_MODEL_LEN = 640
 _SETTLING = 4
 """Episodes until every part of the program and of the allocator has been used once."""
 _MOST_GROWTH = 24 << 20
@@ -90,9 +90,10 @@ def forget_apps() -> None:
 
 def draw_limits(rng: random.Random) -> dict[str, object]:
     """A server's options: each scarce in some episodes."""
-    max_num_seqs = rng.choice([2, 4, 8, 32])
+    max_num_seqs = rng.choice([2, 6, 12, 32])
     return {
-        "kv_memory": rng.choice([26, 32, 64, 256]) << 20,
+        # From the least that one request of full length needs.
+        "kv_memory": rng.choice([15, 17, 22, 64]) << 20,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": rng.choice([max(max_num_seqs, 16), 64, 512]),
         "max_waiting": rng.choice([None, None, 4]),
