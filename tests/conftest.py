@@ -1,8 +1,14 @@
 """Fixtures that several test folders share."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Under nohup, children would ignore a hangup, and tests send them some."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
