@@ -7,8 +7,8 @@ _LEAST_TOKENS = 16
 """A prompt gets so many in every step, whatever they cost, or it would never come to its first token. Few rows take a
 processor hardly longer than one."""
 _SHARE_OF_TARGET = 0.95
-"""What a prediction may use up; the rest is for the way of the tokens to their readers. Predictions err by a tenth or two
-in either direction: less than that share would make prompts wait longer than anybody asked for."""
+"""What a prediction may use up; the rest is for the way of the tokens to their readers. Predictions err both ways, by a
+tenth or two: a smaller share would make prompts wait for longer than anybody asked for."""
 
 
 class StepBudget:
