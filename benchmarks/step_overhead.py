@@ -1,11 +1,12 @@
 """What Python takes of a decode step, next to the kernels: one line of JSON, in microseconds, medians over steps.
 
-    .venv/bin/python benchmarks/step_overhead.py MODEL [--threads N]
+    .venv/bin/python benchmarks/step_overhead.py MODEL [--threads N] [--recorder]
 
 By the number of requests at once: ``native_us``, a step inside ``Executor.execute``, and ``python_us``, from the end of
 one execution to the beginning of the next. The same under ``http``, where each request is a stream, so that what the
 event loop holds up counts; there also ``loop_us``, processor time of the event loop's thread for each token it sends.
-``recorder_us`` is what the flight recorder takes of ``python_us``: the difference to an engine without it, in turn.
+With ``--recorder`` also ``recorder_us``, which takes minutes: what the flight recorder takes of ``python_us``, as the
+difference to an engine without it, in turn.
 """
 
 import argparse
@@ -76,13 +77,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="path of a GGUF file, or a name of the catalog")
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--recorder", action="store_true", help="measure what the flight recorder costs, too")
     options = parser.parse_args()
     loaded = load_model(options.model, options=EngineOptions(threads=options.threads, kv_memory=1 << 30))
     assert isinstance(loaded.executor, NativeExecutor)
     timed = _Timed(loaded.executor)
     model = replace(loaded, executor=timed, engine=Engine(timed, loaded.tokenizer, loaded.engine.config))
     figures: dict[str, Any] = {str(batch): _offline(model.engine, timed, batch) for batch in BATCHES}
-    figures["recorder_us"] = {str(batch): _recorder_us(model.engine, timed, batch) for batch in BATCHES}
+    if options.recorder:
+        figures["recorder_us"] = {str(batch): _recorder_us(model.engine, timed, batch) for batch in BATCHES}
     with _server(model) as (port, loop_thread):
         figures["http"] = {str(batch): _http(timed, port, loop_thread, batch) for batch in BATCHES}
     loaded.executor.close()
