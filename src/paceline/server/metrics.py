@@ -76,7 +76,10 @@ class _EngineCollector(Collector):
                 "Share of all prompt tokens that the prefix cache had",
                 stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
             ),
-            "step_fixed_seconds": ("Expected cost of a step, whatever it computes", cost.fixed_ms / 1e3),
+            "step_fixed_seconds": (
+                "Expected cost of a step (--target-itl)",
+                cost.fixed_ms / 1e3,
+            ),
             "step_decoding_request_seconds": ("Expected cost of a decoding request in it", cost.decoding_ms / 1e3),
             "step_prompt_token_seconds": ("Expected cost of a prompt's token in it", cost.token_ms / 1e3),
             "step_slowdown_ratio": ("Times as long as expected that the last steps took", cost.slowdown),
