@@ -1,11 +1,14 @@
 """The sections of the READMEs that are made from results."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.results import Results
 from benchmarks.tables import summary_table, target_tables, value_tables
 from paceline.errors import InputError
 
+_OURS = "Paceline"
+"""Our name among the versions."""
 _BEGIN, _END = "<!-- made by python -m benchmarks: begin -->", "<!-- made by python -m benchmarks: end -->"
 
 
@@ -39,6 +42,11 @@ def replace_section(path: Path, text: str) -> None:
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
+def _commit(versions: Mapping[str, str]) -> str:
+    """Of our own source, behind a command."""
+    return f"  # at {versions[_OURS]}" if _OURS in versions else ""
+
+
 def _origin(results: Results) -> str:
     last = results.runs[-1]
     machine = last.environment
@@ -49,10 +57,10 @@ def _origin(results: Results) -> str:
         f"medians of {rounds} interleaved round{'' if rounds == 1 else 's'}. Made by",
         "",
         "```console",
-        *dict.fromkeys(f"$ {run.command}" for run in results.runs),
+        *dict.fromkeys(f"$ {run.command}{_commit(run.versions)}" for run in results.runs),
         "```",
     ]
     if last.versions:
-        versions = "; ".join(f"{engine} ({version})" for engine, version in last.versions.items())
+        versions = "; ".join(f"{engine} ({version})" for engine, version in last.versions.items() if engine != _OURS)
         lines += ["", f"{versions}."]
     return "\n".join(lines)
