@@ -244,3 +244,29 @@ def test_a_step_that_does_not_end_is_told() -> None:
         assert engine.stalled_seconds() > 0
         gate.set()
         inbox.wait_end(request.request_id)
+
+
+def test_an_errand_that_comes_during_the_last_step_is_done_all_the_same() -> None:
+    executor = FakeExecutor()
+    engine = make_engine(executor)
+    gate, stuck = threading.Event(), threading.Event()
+    with started(engine) as inbox:
+        executor.before_step = lambda: (stuck.set(), gate.wait(WAIT_S))[0]  # type: ignore[assignment]
+        request = engine.submit([65], SamplingParams(max_tokens=1))
+        assert stuck.wait(WAIT_S)
+        done = threading.Event()
+        engine._between_steps(done.set)
+        gate.set()
+        inbox.wait_end(request.request_id)
+        assert done.wait(WAIT_S)
+
+
+def test_the_first_request_after_a_long_sleep_finds_no_stalled_engine() -> None:
+    engine = make_engine()
+    with started(engine) as inbox:
+        inbox.wait_end(engine.submit([65], GREEDY).request_id)
+        engine._beat_ns = 0  # hours ago
+        with engine._mailbox:  # so that the engine's thread cannot wake up yet
+            engine.submit([66], GREEDY, request_id="next")
+            assert engine.stalled_seconds() < WAIT_S
+        inbox.wait_end("next")

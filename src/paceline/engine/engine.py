@@ -108,6 +108,8 @@ class Engine:
             for choice in request.choices:
                 if choice.request_id in self._generations:
                     raise InputError(f"request id {choice.request_id!r} is already in use", param="request_id")
+            if not self._generations:
+                self._beat_ns = perf_counter_ns()  # that of its last work may be hours old
             for choice in request.choices:
                 choice.arrival = next(self._arrival_numbers)
                 self._generations[choice.request_id] = Generation(choice, self._decoder, self.config.eos_ids)
@@ -149,7 +151,7 @@ class Engine:
     def stalled_seconds(self) -> float:
         """How long ago the engine showed a sign of life although there is work; infinite if its thread has died."""
         thread = self._thread
-        if thread is not None and not thread.is_alive():
+        if thread is not None and not thread.is_alive() and not self._stopped:
             return math.inf
         return (perf_counter_ns() - self._beat_ns) / 1e9 if self._generations else 0.0
 
@@ -158,6 +160,7 @@ class Engine:
         with self._mailbox:
             if self._thread is not None and self._generations:
                 self._errands.append(errand)
+                self._mailbox.notify()
             else:
                 errand()
 
@@ -237,7 +240,8 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False when the engine is to stop."""
         with self._mailbox:
-            self._mailbox.wait_for(lambda: self._stopped or self._generations)
+            # Errands that came during a step which ended the last request are still to be done.
+            self._mailbox.wait_for(lambda: self._stopped or self._generations or self._errands)
             self._beat_ns = perf_counter_ns()
             return not self._stopped
 
