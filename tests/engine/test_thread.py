@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter_ns
 
 import pytest
 
@@ -244,3 +245,37 @@ def test_a_step_that_does_not_end_is_told() -> None:
         assert engine.stalled_seconds() > 0
         gate.set()
         inbox.wait_end(request.request_id)
+
+
+def test_an_engine_that_was_idle_for_long_is_not_stalled_by_its_next_request() -> None:
+    engine = make_engine()
+    engine._beat_ns = 0  # when the machine started
+    before = perf_counter_ns()
+    engine.submit([65], GREEDY)
+    assert engine.stalled_seconds() * 1e9 <= perf_counter_ns() - before
+    engine.stop()
+
+
+def test_an_errand_of_the_last_request_s_last_step_is_done() -> None:
+    executor = FakeExecutor()
+    engine = make_engine(executor)
+    gate, stuck = threading.Event(), threading.Event()
+    with started(engine) as inbox:
+        executor.before_step = lambda: (stuck.set(), gate.wait(WAIT_S))[0]  # type: ignore[assignment]
+        request = engine.submit([65], SamplingParams(max_tokens=1))
+        assert stuck.wait(WAIT_S)
+        done = threading.Event()
+        engine._between_steps(done.set)
+        assert not done.is_set()
+        gate.set()
+        inbox.wait_end(request.request_id)
+        assert done.wait(WAIT_S)
+
+
+def test_a_thread_that_was_stopped_has_not_died() -> None:
+    engine = make_engine()
+    with started(engine):
+        thread = engine._thread
+    assert engine.stalled_seconds() == 0
+    engine._thread = thread  # as ``stop`` sees it between the thread's end and its own
+    assert engine.stalled_seconds() == 0

@@ -18,7 +18,7 @@ from paceline.engine.deadlines import Deadlines
 from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.door import Door
 from paceline.engine.generation import Generation
-from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.outputs import FinishReason, RequestOutput, TokenLogprobs
 from paceline.engine.pace import Pace
 from paceline.engine.request import Request
 from paceline.engine.runner import Runner
@@ -108,6 +108,8 @@ class Engine:
             for choice in request.choices:
                 if choice.request_id in self._generations:
                     raise InputError(f"request id {choice.request_id!r} is already in use", param="request_id")
+            if not self._generations:
+                self._beat_ns = perf_counter_ns()  # that of its last work may be hours old
             for choice in request.choices:
                 choice.arrival = next(self._arrival_numbers)
                 self._generations[choice.request_id] = Generation(choice, self._decoder, self.config.eos_ids)
@@ -144,12 +146,15 @@ class Engine:
         try:
             return answer.get(timeout=timeout)
         except Empty:
-            raise PacelineError(f"the engine has been in the same step for {self.stalled_seconds():.0f} s") from None
+            seconds = self.stalled_seconds()
+            died = "the engine's thread has died"
+            message = died if seconds == math.inf else f"the engine has been in the same step for {seconds:.0f} s"
+            raise PacelineError(message) from None
 
     def stalled_seconds(self) -> float:
         """How long ago the engine showed a sign of life although there is work; infinite if its thread has died."""
         thread = self._thread
-        if thread is not None and not thread.is_alive():
+        if thread is not None and not thread.is_alive() and not self._stopped:
             return math.inf
         return (perf_counter_ns() - self._beat_ns) / 1e9 if self._generations else 0.0
 
@@ -237,8 +242,8 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False when the engine is to stop."""
         with self._mailbox:
-            self._mailbox.wait_for(lambda: self._stopped or self._generations)
-            self._beat_ns = perf_counter_ns()
+            # Errands that came during a step which ended the last request are still to be done.
+            self._mailbox.wait_for(lambda: self._stopped or self._generations or self._errands)
             return not self._stopped
 
     def _step(self) -> list[RequestOutput]:
@@ -266,7 +271,7 @@ class Engine:
             self._start_afresh()
             for generation in self._taken_generations():
                 outputs.append(generation.fail(f"internal error: {bug!r}"))
-                self._forget(generation)
+                self._forget(generation, "error")
         return outputs
 
     def _record(self, chunks: Sequence[Chunk], first: "array[int]") -> None:
@@ -361,12 +366,12 @@ class Engine:
     def _end(self, generation: Generation, output: RequestOutput, outputs: list[RequestOutput]) -> None:
         self._pace.count_end()
         assert output.finish_reason is not None
-        self.recorder.record_end(generation.request, output.finish_reason)
         self._scheduler.remove(generation.request)
-        self._forget(generation)
+        self._forget(generation, output.finish_reason)
         outputs.append(output)
 
-    def _forget(self, generation: Generation) -> None:
+    def _forget(self, generation: Generation, reason: FinishReason) -> None:
+        self.recorder.record_end(generation.request, reason)
         with self._mailbox:
             del self._generations[generation.request.request_id]
 
@@ -379,6 +384,8 @@ class Engine:
     def _abort_all(self) -> list[RequestOutput]:
         with self._mailbox:
             outputs = [generation.abort() for generation in self._generations.values()]
+            for generation in self._generations.values():
+                self.recorder.record_end(generation.request, "abort")
             self._generations.clear()
             self._arrived.clear()
             self._aborted.clear()
