@@ -1,12 +1,14 @@
 """What Python takes of a decode step, next to the kernels: one line of JSON, in microseconds, medians over steps.
 
-    .venv/bin/python benchmarks/step_overhead.py MODEL [--threads N] [--recorder]
+    .venv/bin/python benchmarks/step_overhead.py MODEL [--threads N]
 
 By the number of requests at once: ``native_us``, a step inside ``Executor.execute``, and ``python_us``, from the end of
 one execution to the beginning of the next. The same under ``http``, where each request is a stream, so that what the
 event loop holds up counts; there also ``loop_us``, processor time of the event loop's thread for each token it sends.
-With ``--recorder`` also ``recorder_us``, which takes minutes: what the flight recorder takes of ``python_us``, as the
-difference to an engine without it, in turn.
+
+    .venv/bin/python benchmarks/step_overhead.py MODEL --recorder
+
+What the flight recorder takes of ``python_us`` instead: the difference between steps with it and without it, in turn.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from paceline.server.listen import HttpServer
 BATCHES = (1, 8, 32)
 _PROMPT = list(range(1000, 1032))
 _NEW_TOKENS = 128
-_RECORDER_ROUNDS = 7
+_RECORDER_ROUNDS = 5
 
 _CLIENTS = """
 import asyncio, sys
@@ -77,17 +79,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="path of a GGUF file, or a name of the catalog")
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--recorder", action="store_true", help="measure what the flight recorder costs, too")
+    parser.add_argument("--recorder", action="store_true", help="measure the flight recorder")
     options = parser.parse_args()
     loaded = load_model(options.model, options=EngineOptions(threads=options.threads, kv_memory=1 << 30))
     assert isinstance(loaded.executor, NativeExecutor)
     timed = _Timed(loaded.executor)
     model = replace(loaded, executor=timed, engine=Engine(timed, loaded.tokenizer, loaded.engine.config))
-    figures: dict[str, Any] = {str(batch): _offline(model.engine, timed, batch) for batch in BATCHES}
-    if options.recorder:
-        figures["recorder_us"] = {str(batch): _recorder_us(model.engine, timed, batch) for batch in BATCHES}
-    with _server(model) as (port, loop_thread):
-        figures["http"] = {str(batch): _http(timed, port, loop_thread, batch) for batch in BATCHES}
+    measure = _recorder if options.recorder else _offline
+    figures: dict[str, Any] = {str(batch): measure(model.engine, timed, batch) for batch in BATCHES}
+    if not options.recorder:
+        with _server(model) as (port, loop_thread):
+            figures["http"] = {str(batch): _http(timed, port, loop_thread, batch) for batch in BATCHES}
     loaded.executor.close()
     print(json.dumps(figures))
 
@@ -108,16 +110,35 @@ class _NoRecorder:
     def record_end(self, *_: object) -> None: ...
 
 
-def _recorder_us(engine: Engine, timed: _Timed, batch: int) -> float:
+def _recorder(engine: Engine, timed: _Timed, batch: int) -> dict[str, float]:
+    """With the recorder and without it in turn, step by step, so that both see the same machine."""
     recorder = engine.recorder
-    differences = []
-    for _ in range(_RECORDER_ROUNDS):
-        engine.recorder = recorder
-        with_it = _offline(engine, timed, batch)["python_us"]
-        engine.recorder = _NoRecorder()  # type: ignore[assignment]
-        differences.append(with_it - _offline(engine, timed, batch)["python_us"])
+    gaps: tuple[list[int], list[int]] = ([], [])
+    steps: list[int] = []
+    for round_ in range(_RECORDER_ROUNDS):
+        timed.decodes.clear()
+        owners: list[int] = []
+        params = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+        for _ in range(batch):
+            engine.submit(_PROMPT, params)
+        while engine.has_work:
+            owner = (round_ + len(owners)) % 2
+            engine.recorder = _NoRecorder() if owner else recorder  # type: ignore[assignment]
+            engine.step()
+            owners += [owner] * (len(timed.decodes) - len(owners))
+        for owner, ((rows, begin, end), (next_rows, next_begin, _)) in zip(
+            owners, pairwise(timed.decodes), strict=False
+        ):
+            if rows == next_rows == batch:
+                gaps[owner].append(next_begin - end)
+                steps.append(next_begin - begin)
     engine.recorder = recorder
-    return round(median(differences), 1)
+    recorder_us, step_us = (median(gaps[0]) - median(gaps[1])) / 1000, median(steps) / 1000
+    return {
+        "recorder_us": round(recorder_us, 1),
+        "step_us": round(step_us, 1),
+        "percent": round(100 * recorder_us / step_us, 2),
+    }
 
 
 def _http(timed: _Timed, port: int, loop_thread: int, batch: int) -> dict[str, float]:

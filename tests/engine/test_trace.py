@@ -1,7 +1,9 @@
 import sys
 
+import pytest
+
+from paceline.engine import trace
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.trace import STEPS_KEPT
 from tests.engine.drive import GREEDY, make_engine, run
 from tests.engine.fake_executor import FakeExecutor
 
@@ -26,6 +28,7 @@ def test_every_step_is_recorded_with_its_phases_and_who_computed_what() -> None:
         assert step.started <= step.scheduled <= step.executed <= step.committed
         assert 0 <= step.text_ns <= step.committed - step.executed
         assert step.blocks_used + step.blocks_free == engine.stats().kv_blocks_total
+    assert steps[3].text_ns > 0
     assert steps[3].request_ids is steps[4].request_ids
     assert [step.number for step in engine.recorder.steps(2)] == [steps[-2].number, steps[-1].number]
 
@@ -61,7 +64,36 @@ def test_memory_is_bounded() -> None:
     size = sum(map(sys.getsizeof, (step, step.first, step.num_tokens, step.num_draft)))
     assert size < 1000
     assert step.request_ids is other.request_ids
-    assert engine.recorder._steps.maxlen == STEPS_KEPT
+
+
+def test_the_number_of_steps_kept_and_of_their_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "STEPS_KEPT", 10)
+    monkeypatch.setattr(trace, "ROWS_KEPT", 35)
+    engine = make_engine(max_num_seqs=8)
+    engine.submit([65], LONG)
+    run(engine)
+    assert len(engine.recorder.steps()) == 10
+    for number in range(8):
+        engine.submit([65 + number], LONG)
+    run(engine)
+    steps = engine.recorder.steps()
+    assert [step.number for step in steps] == list(range(engine.stats().steps - 3, engine.stats().steps + 1))
+    assert sum(len(step.request_ids) for step in steps) == 32
+
+
+def test_those_that_a_bug_or_a_stop_ends_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    engine.submit([65], LONG, request_id="a")
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "schedule", lambda: 1 / 0)
+        engine.step()
+    engine.submit([65], LONG, request_id="b")
+    engine.step()
+    engine.stop()
+    ended = engine.recorder.requests()
+    assert [(record.request_id, record.finish_reason) for record in ended] == [("a", "error"), ("b", "abort")]
+    assert all(record.finished is not None for record in ended)
 
 
 def test_the_state_tells_who_waits_for_what() -> None:

@@ -18,7 +18,7 @@ from paceline.engine.deadlines import Deadlines
 from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.door import Door
 from paceline.engine.generation import Generation
-from paceline.engine.outputs import RequestOutput, TokenLogprobs
+from paceline.engine.outputs import FinishReason, RequestOutput, TokenLogprobs
 from paceline.engine.pace import Pace
 from paceline.engine.request import Request
 from paceline.engine.runner import Runner
@@ -146,7 +146,10 @@ class Engine:
         try:
             return answer.get(timeout=timeout)
         except Empty:
-            raise PacelineError(f"the engine has been in the same step for {self.stalled_seconds():.0f} s") from None
+            seconds = self.stalled_seconds()
+            died = "the engine's thread has died"
+            message = died if seconds == math.inf else f"the engine has been in the same step for {seconds:.0f} s"
+            raise PacelineError(message) from None
 
     def stalled_seconds(self) -> float:
         """How long ago the engine showed a sign of life although there is work; infinite if its thread has died."""
@@ -242,7 +245,6 @@ class Engine:
         with self._mailbox:
             # Errands that came during a step which ended the last request are still to be done.
             self._mailbox.wait_for(lambda: self._stopped or self._generations or self._errands)
-            self._beat_ns = perf_counter_ns()
             return not self._stopped
 
     def _step(self) -> list[RequestOutput]:
@@ -273,7 +275,7 @@ class Engine:
             self._start_afresh()
             for generation in self._taken_generations():
                 outputs.append(generation.fail(f"internal error: {bug!r}"))
-                self._forget(generation)
+                self._forget(generation, "error")
         return outputs
 
     def _record(self, chunks: Sequence[Chunk], first: "array[int]") -> None:
@@ -368,12 +370,12 @@ class Engine:
     def _end(self, generation: Generation, output: RequestOutput, outputs: list[RequestOutput]) -> None:
         self._pace.count_end()
         assert output.finish_reason is not None
-        self.recorder.record_end(generation.request, output.finish_reason)
         self._scheduler.remove(generation.request)
-        self._forget(generation)
+        self._forget(generation, output.finish_reason)
         outputs.append(output)
 
-    def _forget(self, generation: Generation) -> None:
+    def _forget(self, generation: Generation, reason: FinishReason) -> None:
+        self.recorder.record_end(generation.request, reason)
         with self._mailbox:
             del self._generations[generation.request.request_id]
 
@@ -386,6 +388,8 @@ class Engine:
     def _abort_all(self) -> list[RequestOutput]:
         with self._mailbox:
             outputs = [generation.abort() for generation in self._generations.values()]
+            for generation in self._generations.values():
+                self.recorder.record_end(generation.request, "abort")
             self._generations.clear()
             self._arrived.clear()
             self._aborted.clear()

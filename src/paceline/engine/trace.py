@@ -3,7 +3,6 @@
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.engine.chunk import Chunk
@@ -11,6 +10,8 @@ from paceline.engine.outputs import FinishReason
 from paceline.engine.request import Request
 
 STEPS_KEPT = 4096
+ROWS_KEPT = 1 << 18
+"""Requests in all kept steps together: some 10 MB. Fewer steps are kept where hundreds of requests run."""
 REQUESTS_KEPT = 4096
 
 
@@ -25,8 +26,7 @@ class StepClock:
         """Turning tokens into text, a part of the commit."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):  # a frozen dataclass takes far longer to make
     """One step. Times are ``perf_counter_ns``."""
 
     number: int
@@ -73,7 +73,8 @@ class FlightRecorder:
 
     def __init__(self) -> None:
         # Append and copy of a deque are atomic under the interpreter's lock.
-        self._steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[StepRecord] = deque()
+        self._rows = 0
         self._requests: deque[RequestRecord] = deque(maxlen=REQUESTS_KEPT)
         self._request_ids: tuple[str, ...] = ()
 
@@ -114,6 +115,9 @@ class FlightRecorder:
                 blocks_free,
             )
         )
+        self._rows += len(chunks)
+        while len(self._steps) > STEPS_KEPT or self._rows > ROWS_KEPT:
+            self._rows -= len(self._steps.popleft().request_ids)
 
     def record_end(self, request: Request, reason: FinishReason) -> None:
         self._requests.append(request_record(request, reason))

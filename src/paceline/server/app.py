@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.server.debug import debug_routes
 from paceline.server.errors import ApiError, add_error_handlers
-from paceline.server.health import STALL_SECONDS, Health
+from paceline.server.health import Health
 from paceline.server.middleware import ApiKeyGuard, RequestLog
 from paceline.server.openai import openai_routes
 from paceline.server.service import Service
@@ -29,14 +29,14 @@ def create_app(
     system_prompt: str | None = None,
     default_sampling: Mapping[str, Any] = MappingProxyType({}),
     api_keys: Sequence[str] = (),
-    stall_seconds: float = STALL_SECONDS,
+    stall_seconds: float | None = None,
 ) -> FastAPI:
     """A server of one model. Its lifespan starts and stops the model's engine; it does not close the model.
 
     ``served_names`` (at least one) are the names that requests may use; ``system_prompt`` opens conversations that
     have no system message; ``default_sampling`` are fields of SamplingParams for requests that do not say; with
     ``api_keys``, everything but ``/health`` needs one of them. An engine that has been in one step for longer than
-    ``stall_seconds`` is reported as unhealthy.
+    ``stall_seconds`` (None: a minute, more with steps of more than 512 tokens) is reported as unhealthy.
     """
     service = Service(model, served_names, system_prompt, default_sampling)
     health = Health(model.engine, stall_seconds)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from paceline.engine.engine import Engine
-from paceline.engine.state import EngineState
 from paceline.engine.trace import STEPS_KEPT
 from paceline.errors import PacelineError
 from paceline.server.errors import ApiError
@@ -36,8 +35,12 @@ def debug_routes(engine: Engine) -> APIRouter:
 
 
 def _trace(engine: Engine, last: int) -> bytes:
+    try:
+        unfinished = engine.state().unfinished
+    except PacelineError:
+        unfinished = ()  # stuck: how it came to that is what people want to see
+    # After the look: who ends meanwhile is in one of them at least.
     steps, ended = engine.recorder.steps(last), engine.recorder.requests()
-    unfinished = _look(engine).unfinished
     ids = {request.request_id for request in ended}
     requests = [*ended, *(request for request in unfinished if request.request_id not in ids)]
     events = trace_events(steps, requests, perf_counter_ns())
@@ -45,7 +48,10 @@ def _trace(engine: Engine, last: int) -> bytes:
 
 
 def _state(engine: Engine) -> bytes:
-    state = _look(engine)
+    try:
+        state = engine.state()
+    except PacelineError as error:
+        raise ApiError(503, str(error), code="engine_stalled") from error
     return msgspec.json.encode(
         {
             "running": state.running,
@@ -54,10 +60,3 @@ def _state(engine: Engine) -> bytes:
             "stalled_seconds": engine.stalled_seconds(),
         }
     )
-
-
-def _look(engine: Engine) -> EngineState:
-    try:
-        return engine.state()
-    except PacelineError as error:
-        raise ApiError(503, str(error), code="engine_stalled") from error

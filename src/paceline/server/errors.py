@@ -1,6 +1,7 @@
 """Errors on the wire, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -35,6 +36,13 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     async def bad_request(_request: Request, error: InputError) -> Response:
         return JSONResponse(error_payload(400, str(error), param=error.param, code=error.code), 400)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_query(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        param = str(first["loc"][-1])
+        message = f"{param} is {str(first['input'])[:200]!r}: {first['msg']}"
+        return JSONResponse(error_payload(400, message, param=param), 400)
 
     @app.exception_handler(OverloadedError)
     async def overloaded(_request: Request, error: OverloadedError) -> Response:

@@ -8,15 +8,23 @@ from paceline.engine.engine import Engine
 logger = logging.getLogger("paceline.server")
 
 STALL_SECONDS = 60.0
-"""No step of a model that anybody would wait for takes so long: 512 tokens at 10 tokens per second."""
+_STALL_TOKENS = 512
+"""No step of 512 tokens of a model that anybody would wait for takes a minute."""
+
+
+def stall_limit(max_num_batched_tokens: int) -> float:
+    """Seconds that no step of so many tokens takes, so that a slow machine is not taken for a stuck engine."""
+    return STALL_SECONDS * max(max_num_batched_tokens / _STALL_TOKENS, 1.0)
 
 
 class Health:
     """Watches the engine's heartbeat. A step that does not end cannot be ended; what is left is to say so."""
 
-    def __init__(self, engine: Engine, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, engine: Engine, stall_seconds: float | None = None) -> None:
+        """``stall_seconds`` None: what ``stall_limit`` says of the engine's token budget."""
+        limit = stall_limit(engine.config.max_num_batched_tokens)
         self._engine = engine
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = limit if stall_seconds is None else stall_seconds
         self._was_stalled = False
 
     def problem(self) -> str | None:

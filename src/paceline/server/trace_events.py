@@ -35,6 +35,7 @@ def trace_events(steps: Sequence[StepRecord], requests: Iterable[RequestRecord],
         events += _request_events(request, tracks[request.request_id], now)
     for step in steps:
         events += _chunk_events(step, tracks)
+    events += _preemption_events(steps, tracks, {request.request_id: request.finished or now for request in seen})
     return events
 
 
@@ -86,16 +87,17 @@ def _chunk_events(step: StepRecord, tracks: dict[str, int]) -> Iterator[Event]:
             about = {"from": first, "tokens": num_tokens, "proposed": num_draft, "step": step.number}
             title = f"{num_tokens} tokens"
             yield _span(title, _REQUESTS, tracks[request_id], step.scheduled, step.executed, about)
-    for request_id in step.preempted:
-        if request_id in tracks:
-            yield {
-                "name": "preempted",
-                "ph": "i",
-                "s": "t",
-                "ts": step.started / 1e3,
-                "pid": _REQUESTS,
-                "tid": tracks[request_id],
-            }
+
+
+def _preemption_events(steps: Iterable[StepRecord], tracks: dict[str, int], ends: dict[str, int]) -> Iterator[Event]:
+    """From the step that took a request's blocks to the one that lets it compute again, or to its end."""
+    since: dict[str, int] = {}
+    for step in steps:
+        since |= {request_id: step.started for request_id in step.preempted if request_id in tracks}
+        for request_id in since.keys() & step.request_ids if since else ():
+            yield _span("preempted", _REQUESTS, tracks[request_id], since.pop(request_id), step.scheduled)
+    for request_id, begin in since.items():
+        yield _span("preempted", _REQUESTS, tracks[request_id], begin, ends[request_id])
 
 
 def _span(name: str, process: int, track: int, begin: int, end: int, about: Event | None = None) -> Event:
