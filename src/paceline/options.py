@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal, get_args
 
-from paceline.engine.config import MAX_TIMEOUT
+from paceline.engine.config import check_timeout
 from paceline.errors import InputError
 from paceline.executors.native import KVDType
 from paceline.executors.quantize import Quantize
@@ -87,12 +87,8 @@ class EngineOptions:
         target = self.target_itl
         if target is not None and not (isinstance(target, int | float) and target > 0):
             raise InputError(f"target_itl is {target!r}; milliseconds above 0 are needed", param="target_itl")
-        timeout = self.request_timeout
-        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT):
-            raise InputError(
-                f"request_timeout is {timeout!r}; seconds are needed, above 0 and at most {MAX_TIMEOUT:g}",
-                param="request_timeout",
-            )
+        if self.request_timeout is not None:
+            check_timeout("request_timeout", self.request_timeout)
 
     def _check_quantize(self) -> None:
         if self.quantize is not None and self.quantize not in get_args(Quantize):

@@ -57,7 +57,11 @@ def test_metrics_have_vllms_names_labels_and_our_numbers(start_server: StartServ
     assert not [name for name in found if "_created" in name]
 
 
-def test_what_steps_are_expected_to_cost_is_told(server: LiveServer) -> None:
+def test_what_steps_are_expected_to_cost_is_told_where_it_is_learned(
+    server: LiveServer, start_server: StartServer
+) -> None:
+    assert "paceline:step_" not in server.http.get("/metrics").text
+    server = start_server(tiny_model(target_itl_ms=50))
     server.post("/v1/completions", prompt="x" * 40, max_tokens=5)
     found = {name.split("{")[0]: value for name, value in samples(server).items()}
     cost = server.engine.cost

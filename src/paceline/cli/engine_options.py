@@ -55,6 +55,6 @@ PromptLookup = Annotated[
         max=64,
         metavar="TOKENS",
         help="Speculate: check up to so many tokens at once that followed the same words earlier in the text. "
-        "The output stays the same; editing and summarizing get faster. 0: off.",
+        "The output stays the same; editing gets faster while few requests run. 0: off.",
     ),
 ]

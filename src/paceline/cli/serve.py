@@ -152,6 +152,8 @@ def _touch_kv(loaded: "LoadedModel", server: "HttpServer") -> None:
                     sleep((perf_counter() - began) * (1 / _BUSY_SHARE - 1))
                 began = perf_counter()
         except PacelineError as error:
+            if server.should_exit:
+                return  # the executor is closed by now
             server.failure = PacelineError(f"{error}; give it less with --kv-memory")
             server.should_exit = True
 

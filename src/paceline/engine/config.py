@@ -50,3 +50,14 @@ class EngineConfig:
                 f"a step could not give each running request a token; raise the first or lower the second",
                 param="max_num_batched_tokens",
             )
+
+
+def check_timeout(param: str, timeout: object) -> None:
+    """
+    Raises:
+        InputError: it is no number of seconds.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_TIMEOUT:
+        raise InputError(
+            f"{param} is {timeout!r}; seconds are needed, above 0 and at most {MAX_TIMEOUT:g}", param=param
+        )

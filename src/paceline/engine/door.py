@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 
 from paceline.engine.bans import Bans
-from paceline.engine.config import MAX_TIMEOUT, EngineConfig
+from paceline.engine.config import EngineConfig, check_timeout
 from paceline.engine.detokenize import TokenDecoder
 from paceline.engine.draft import PromptLookup
 from paceline.engine.request import Request
@@ -83,10 +83,7 @@ class Door:
 def _deadline(arrived_ns: int, timeout: float | None) -> int | None:
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_TIMEOUT:
-        raise InputError(
-            f"timeout is {timeout!r}; seconds are needed, above 0 and at most {MAX_TIMEOUT:g}", param="timeout"
-        )
+    check_timeout("timeout", timeout)
     return arrived_ns + int(timeout * 1e9)
 
 

@@ -76,18 +76,18 @@ class _EngineCollector(Collector):
                 "Share of all prompt tokens that the prefix cache had",
                 stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
             ),
-            "step_fixed_seconds": (
-                "Expected cost of a step (--target-itl)",
-                cost.fixed_ms / 1e3,
-            ),
-            "step_decoding_request_seconds": ("Expected cost of a decoding request in it", cost.decoding_ms / 1e3),
-            "step_prompt_token_seconds": ("Expected cost of a prompt's token in it", cost.token_ms / 1e3),
-            "step_slowdown_ratio": ("Times as long as expected that the last steps took", cost.slowdown),
             "stalled_seconds": (
                 "Since the engine's last sign of life, if it has work",
                 self._engine.stalled_seconds(),
             ),
         }
+        if self._engine.config.target_itl_ms is not None:  # else nothing is learned
+            ours |= {
+                "step_fixed_seconds": ("Expected cost of a step, whatever it computes", cost.fixed_ms / 1e3),
+                "step_decoding_request_seconds": ("Expected cost of a decoding request in it", cost.decoding_ms / 1e3),
+                "step_prompt_token_seconds": ("Expected cost of a prompt's token in it", cost.token_ms / 1e3),
+                "step_slowdown_ratio": ("Times as long as expected that the last steps took", cost.slowdown),
+            }
         named = {f"vllm:{name}": gauge for name, gauge in gauges.items()}
         named |= {f"paceline:{name}": gauge for name, gauge in ours.items()}
         for name, (documentation, value) in named.items():
